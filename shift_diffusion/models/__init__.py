@@ -1,0 +1,1 @@
+"""Networks: the shift operator, the nested UNet that grows, its conditioning, and frozen perceptual networks."""
