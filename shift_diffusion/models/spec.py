@@ -89,7 +89,7 @@ class NetworkSpec:
             style=style,
             text_dim=_text_dim(params, text_dim),
             max_tokens=params.text.max_tokens,
-            family="flow" if params.process.schedule == "flow" else "vp",
+            family=params.process.family,
             prediction=params.process.prediction,
             num_bins=params.loss.num_bins if params.loss.cross_entropy else 0,
         )

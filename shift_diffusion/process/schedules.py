@@ -215,7 +215,7 @@ def schedule_of(process: Any, stage: Any, patch: int = 1) -> NoiseSchedule:
         timestep_shift=shift,
         hybrid_mix=process.hybrid_mix,
         zero_terminal_snr=process.zero_terminal_snr,
-        family="flow" if process.schedule == "hybrid" and process.prediction == "velocity" else None,
+        family=process.family,
     )
 
 
