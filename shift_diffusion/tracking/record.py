@@ -1,0 +1,171 @@
+"""What must be remembered to make a run again: code with uncommitted changes, package versions, hashes.
+
+Nothing here needs MLflow, DVC or torch; every function answers with what it can find and bears a missing git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import yaml
+
+MAIN_PACKAGES = ("torch", "torchao", "torchvision", "accelerate", "diffusers", "transformers", "torch-fidelity")
+MAIN_PACKAGES += ("safetensors", "numpy", "dvc", "mlflow", "prefect")
+# Never part of the stored patch, even where someone forgot to ignore them.
+SECRET_FILES = (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "config.local", ".netrc", "*.credentials")
+
+
+def _git(root: Path, *arguments: str, env: dict | None = None) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=60, env={**os.environ, **(env or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+
+def git_state(root: Path) -> dict:
+    """`{"commit", "branch", "dirty": bool, "patch"}`; commit None outside a repository or before the first commit.
+
+    `git apply` of the patch on the commit gives the working tree back: changed, new and deleted files, binary ones too.
+    Untracked files that git ignores, and files that look like secrets, are left out.
+    """
+    commit = (_git(root, "rev-parse", "--verify", "HEAD") or "").strip() or None
+    branch = (_git(root, "rev-parse", "--abbrev-ref", "HEAD") or "").strip() or None
+    patch = _patch(root, commit) if commit else None
+    return {"commit": commit, "branch": branch, "dirty": bool(patch), "patch": patch or ""}
+
+
+def _patch(root: Path, commit: str) -> str | None:
+    """Built with a private index and object folder, so that neither the user's index nor the repository changes."""
+    git_dir, objects = _git(root, "rev-parse", "--absolute-git-dir"), _git(root, "rev-parse", "--git-path", "objects")
+    if git_dir is None or objects is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder) / "index"
+        env = {
+            "GIT_INDEX_FILE": str(index),
+            "GIT_OBJECT_DIRECTORY": str(Path(folder) / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((root / objects.strip()).resolve()),
+        }
+        (Path(folder) / "objects").mkdir()
+        exclude = [f":(exclude,glob)**/{pattern}" for pattern in SECRET_FILES]
+        if _git(root, "read-tree", commit, env=env) is None:
+            return None
+        if _git(root, "add", "-A", "--", ":/", *exclude, env=env) is None:
+            return None
+        return _git(root, "diff", "--cached", "--binary", "--no-color", "--no-ext-diff", commit, env=env)
+
+
+def packages() -> dict[str, str]:
+    """Installed distributions and their versions."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def machine() -> dict[str, str]:
+    """What a difference in the last bit may come from."""
+    return {"python": platform.python_version(), "platform": platform.platform(), "cpu_count": str(os.cpu_count())}
+
+
+def config_hash(params_text: str) -> str:
+    """The same for two params.yaml that mean the same (comments, order and number formats don't count)."""
+    from shift_diffusion.config import ConfigError, read_yaml
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "params.yaml"
+            path.write_text(params_text, encoding="utf-8")
+            canonical = json.dumps(read_yaml(path), sort_keys=True, default=str)
+    except ConfigError:
+        canonical = params_text
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def path_md5(path: Path) -> str | None:
+    """DVC's own hash of a file or folder (so that it can be compared with dvc.lock); None where there is nothing."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if not path.is_dir():
+        return None
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not _ignored(p.relative_to(path)))
+    entries = [{"md5": path_md5(p), "relpath": p.relative_to(path).as_posix()} for p in files]
+    entries.sort(key=lambda entry: entry["relpath"].split("/"))
+    text = json.dumps(entries, sort_keys=True)
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _ignored(relative: Path) -> bool:
+    return "__pycache__" in relative.parts or relative.suffix == ".pyc" or relative.name == ".gitignore"
+
+
+def read_mapping(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def stage_entry(root: Path, stage: str) -> dict | None:
+    """The stage in dvc.yaml, for a plain stage or `NAME@ITEM` of a foreach; None where dvc.yaml doesn't have it."""
+    stages = read_mapping(root / "dvc.yaml").get("stages") or {}
+    entry = stages.get(stage)
+    return entry if isinstance(entry, dict) and "cmd" in entry else None
+
+
+def _paths(items: object) -> list[str]:
+    return [next(iter(item)) if isinstance(item, dict) else str(item) for item in items or []]
+
+
+def out_paths(entry: dict) -> list[str]:
+    """Outs, metrics and plots of a stage of dvc.yaml."""
+    return [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
+
+
+def out_hashes(root: Path, stage: str) -> dict[str, str]:
+    """Path -> hash of what the stage has written."""
+    entry = stage_entry(root, stage) or {}
+    hashes = {path: path_md5(root / path) for path in out_paths(entry)}
+    return {path: found for path, found in hashes.items() if found}
+
+
+def stage_hash(root: Path, stage: str) -> str | None:
+    """One hash of everything DVC would look at: command, hashes of the dependencies, values of the parameters.
+
+    Dependencies that are another stage's out are taken from dvc.lock, where DVC has just written them.
+    """
+    entry = stage_entry(root, stage)
+    if entry is None:
+        return None
+    known = {
+        out["path"]: out["md5"]
+        for locked in (read_mapping(root / "dvc.lock").get("stages") or {}).values()
+        for out in locked.get("outs", [])
+        if "md5" in out
+    }
+    deps = {path: known.get(path.rstrip("/")) or path_md5(root / path) for path in _paths(entry.get("deps"))}
+    text = json.dumps([entry["cmd"], deps, _parameter_values(root, entry)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _parameter_values(root: Path, entry: dict) -> dict:
+    values: dict = {}
+    for item in entry.get("params") or []:
+        file, keys = next(iter(item.items())) if isinstance(item, dict) else ("params.yaml", [item])
+        content = read_mapping(root / file)
+        for key in keys or [""]:
+            value: object = content
+            for part in key.split(".") if key else []:
+                value = value.get(part) if isinstance(value, dict) else None
+            values[f"{file}:{key}"] = value
+    return values
