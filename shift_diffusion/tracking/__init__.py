@@ -1,6 +1,6 @@
 """MLflow as the memory of the past: each execution of a stage leaves a run that tells all that made it.
 
-A stage writes to a local journal (`journal.py`); a thread carries the journal to MLflow (`background.py`, `sending.py`).
+A stage writes to a local journal (`journal.py`); a thread carries it to MLflow (`background.py`, `sending.py`).
 So the server may be slow, away or killed without any stage noticing, and what it missed reaches it later.
 """
 

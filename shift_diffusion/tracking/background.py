@@ -112,7 +112,7 @@ def sweep(folder: Path, store) -> int:
 
 
 def _close(journal: Journal) -> None:
-    """A journal without an end was cut off by kill -9 or a power failure: the run was KILLED at its last sign of life."""
+    """A journal without an end was cut off by kill -9 or power failure: the run was KILLED at its last sign of life."""
     events = [event for _, event in journal.read()]
     if events[-1]["kind"] == "end":
         return

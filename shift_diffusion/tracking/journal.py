@@ -1,8 +1,8 @@
 """The local record of one run: a folder with `events.jsonl` and copies of its artifacts.
 
 A stage only ever writes here, one appended line per event, so no server can slow or stop it. `sending.py` carries the
-events to MLflow, now or after the process is gone. Every event may be applied twice with the same result: it carries its
-own time, and MLflow drops a metric that it already has.
+events to MLflow, now or after the process is gone. Every event may be applied twice with the same result: it carries
+its own time, and MLflow drops a metric that it already has.
 """
 
 from __future__ import annotations

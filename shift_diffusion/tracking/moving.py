@@ -1,8 +1,8 @@
 """A project that was moved or copied still finds its artifacts.
 
 MLflow stores absolute artifact paths in its database. Once the default database finds its experiment pointing to
-another folder than the `mlartifacts` beside it, the paths are rewritten, after a copy of the database was kept. By hand:
-`python -m shift_diffusion.tracking.moving`.
+another folder than the `mlartifacts` beside it, the paths are rewritten, after a copy of the database was kept. By
+hand: `python -m shift_diffusion.tracking.moving`.
 """
 
 from __future__ import annotations

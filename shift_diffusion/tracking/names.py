@@ -1,8 +1,8 @@
 """Names and values that any MLflow server accepts, by one rule.
 
 A name keeps ASCII letters, digits and `_ . - /`; every run of other characters becomes one `_`. Two names of one set
-that would become the same are told apart by a short hash. A value longer than `VALUE_LIMIT` (the limit has been 250, 500
-and 6000 characters in MLflow's history) is cut, and its whole text goes into an artifact.
+that would become the same are told apart by a short hash. A value longer than `VALUE_LIMIT` (the limit has been 250,
+500 and 6000 characters in MLflow's history) is cut, and its whole text goes into an artifact.
 """
 
 from __future__ import annotations
