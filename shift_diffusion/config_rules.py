@@ -93,13 +93,11 @@ def _model_problems(params: Params) -> list[str]:
 
 def _process_problems(params: Params) -> list[str]:
     process, problems = params.process, []
-    flow = process.schedule == "flow"
+    flow = process.family == "flow"
     if flow and process.prediction in ("eps", "v"):
         problems.append(f"process.prediction: '{process.prediction}' with schedule flow; allowed: velocity, x0")
-    if not flow and process.schedule != "hybrid" and process.prediction == "velocity":
+    if not flow and process.prediction == "velocity":
         problems.append(f"process.prediction: 'velocity' with schedule {process.schedule}; allowed: eps, x0, v")
-    if process.schedule == "hybrid" and process.prediction == "velocity":
-        problems.append("process.prediction: 'velocity' with schedule hybrid; allowed: eps, x0, v")
     if process.zero_terminal_snr and (flow or process.prediction == "eps"):
         problems.append("process.zero_terminal_snr: only for beta schedules with prediction v or x0")
     if params.loss.cross_entropy and process.prediction != "x0":
