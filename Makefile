@@ -25,11 +25,11 @@ setup:  ## Make the virtual environment (VENV) and install the pinned packages
 	  sys.exit(here not in pathlib.Path(shift_diffusion.__file__).resolve().parents and "shift_diffusion is imported from elsewhere")'
 
 check: setup  ## Report everything wrong in params.yaml, data and environment, in seconds
-	@$(RUN) shift-diffusion check
+	@$(RUN) python -m shift_diffusion.cli check
 
 repro: check  ## Run the whole pipeline on params.yaml (dvc repro) and say where the results are
 	@$(RUN) dvc repro
-	@$(RUN) shift-diffusion results
+	@$(RUN) python -m shift_diffusion.cli results
 
 test: setup  ## Run the fast tests
 	@$(RUN) python -m pytest
