@@ -106,7 +106,7 @@ def estimates(params: Params) -> tuple[list[str], list[str]]:
         kept = (params.train.cadence.keep_checkpoints + 1) * found.checkpoint_bytes
         if kept > free:
             problems.append(
-                f"train.cadence.keep_checkpoints: stage-{number} needs {kept / 1e9:.2f} GB, only {free / 1e9:.2f} are free"
+                f"train.cadence.keep_checkpoints: stage-{number} needs {kept / 1e9:.2f} GB, {free / 1e9:.2f} are free"
             )
     lines.append(f"training takes about {total:.0f} minutes here, {environment.device.type} otherwise idle")
     return lines, problems
