@@ -1,0 +1,142 @@
+"""The whole evaluation of a model folder: scores, checks and pictures, from samples drawn with fixed seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shift_diffusion.config import ConfigError, Evaluate
+from shift_diffusion.data.store import PreparedData
+from shift_diffusion.evaluation import charts
+from shift_diffusion.evaluation.appearance import appearance
+from shift_diffusion.evaluation.caption_match import NUM_OTHERS, caption_match, true_pictures
+from shift_diffusion.evaluation.features import Extractor
+from shift_diffusion.evaluation.frechet import FeatureStatistics, frechet_distance
+from shift_diffusion.evaluation.metrics import mean_and_spread, scores
+from shift_diffusion.evaluation.neighbors import memorization, nearest
+from shift_diffusion.evaluation.psnr import psnr_by_noise_level
+from shift_diffusion.evaluation.reference import Reference
+from shift_diffusion.evaluation.samples import Samples, draw_samples, save_samples
+from shift_diffusion.evaluation.spectrum import high_frequency_ratio, power_spectrum
+from shift_diffusion.process.denoiser import Denoiser
+from shift_diffusion.process.samplers import samplers_for
+from shift_diffusion.sampling import Pipeline
+
+SCORES = ("fid", "kid", "precision", "recall")
+PSNR_PICTURES = 128
+STEPS_SAMPLES = 512  # at most, for FID against steps: a point per sampler and number of steps
+
+
+class Evaluation:
+    """One model against one reference. `run` does everything; the parts can be called alone."""
+
+    def __init__(self, pipeline: Pipeline, section: Evaluate, data: PreparedData, reference: Reference):
+        if reference.name != section.features or reference.resolution != pipeline.resolution:
+            raise ConfigError(
+                [
+                    f"data/reference: made with {reference.name} at {reference.resolution} pixels, wanted "
+                    f"{section.features} at {pipeline.resolution}; run `dvc repro reference`"
+                ]
+            )
+        if reference.content_hash != data.content_hash:
+            raise ConfigError(["data/reference: made of other data than data/prepared; run `dvc repro reference`"])
+        self.pipeline, self.section, self.data, self.reference = pipeline, section, data, reference
+        self.extractor = Extractor(section.features, pipeline.device, section.batch_size)
+
+    def run(self, out: Path) -> dict[str, Any]:
+        """Writes samples and pictures under `out`; returns the metrics, flat and finite."""
+        per_seed, first = [], None
+        for seed in self.section.seeds:
+            samples = draw_samples(self.pipeline, self.section, self.data, seed)
+            features = self.extractor(samples.pictures)
+            per_seed.append(self.measure(samples, features))
+            first = first or (samples, features)
+        save_samples(first[0], out / "samples", self.section)
+        metrics = self._named(mean_and_spread(per_seed)) | self.floor() | self.denoising(out)
+        self.draw(*first, out)
+        if self.section.sampler_steps:
+            charts.save_fid_against_steps(self.fid_against_steps(), self.reference.name, out)
+        return metrics | {"num_samples": self.section.num_samples, "num_seeds": len(self.section.seeds)}
+
+    def measure(self, samples: Samples, features: Tensor) -> dict[str, float]:
+        """All numbers of one seed's samples."""
+        real = self.reference
+        found = scores(features, real.features["train"], real.statistics["train"], self.section.kid_subset_size)
+        found |= memorization(features, real.features["validation"], real.features["train"])
+        found |= self._caption_match(samples, features)
+        looks = appearance(samples.pictures)
+        found |= {name: looks[name] for name in ("saturation", "hue_spread", "variety")}
+        found["high_frequency_ratio"] = high_frequency_ratio(power_spectrum(samples.pictures), real.spectrum)
+        return found
+
+    def _caption_match(self, samples: Samples, features: Tensor) -> dict[str, float]:
+        """Nothing for models without captions, and for data with fewer than ten."""
+        places, pictures = true_pictures(self.data, samples.indices, self.reference.resolution)
+        captions = [samples.prompts[place] for place in places.tolist()]
+        if len(set(captions)) <= NUM_OTHERS:
+            return {}
+        return {"caption_match": caption_match(features[places], self.extractor(pictures), captions)}
+
+    def floor(self) -> dict[str, float]:
+        """What real held-out pictures score, as many as there are up to num_samples: no model should do better."""
+        real, count = self.reference, self.section.num_samples
+        held_out = real.features["validation"][:count]
+        found = scores(held_out, real.features["train"], real.statistics["train"], self.section.kid_subset_size)
+        floors = {f"{name}_floor_{real.name}": found[name] for name in SCORES}
+        return floors | {"floor_num_samples": len(held_out)}
+
+    def denoising(self, out: Path) -> dict[str, float]:
+        """PSNR of estimates of held-out pictures."""
+        rows = self.data.split("validation")[:PSNR_PICTURES]
+        text = self.data.text(rows) if self.pipeline.conditional else None
+
+        def denoise_of(part: slice) -> Callable[[Tensor, float], Tensor]:
+            some = None if text is None else type(text)(*(value[part].to(self.pipeline.device) for value in text))
+            denoise = Denoiser(self.pipeline.network, self.pipeline.schedule, self.pipeline.prediction, some, clip=True)
+            return lambda x_t, t: denoise(x_t.to(self.pipeline.device), t)
+
+        images = self.data.batch(rows, self.reference.resolution)
+        levels = psnr_by_noise_level(denoise_of, images, self.pipeline.schedule, batch_size=self.section.batch_size)
+        charts.save_psnr(levels, out / "psnr.png")
+        named = {f"psnr_log_snr_{level:.0f}": value for level, value in levels.items()}
+        return named | {"psnr": sum(levels.values()) / len(levels)}
+
+    def draw(self, samples: Samples, features: Tensor, out: Path) -> None:
+        """Grid, trajectory, nearest neighbors and spectrum of the first seed."""
+        charts.save_grid(samples, out / "grid.png")
+        trajectory = charts.Trajectory()
+        few = min(charts.TRAJECTORIES, len(samples.seeds))
+        draw_samples(
+            self.pipeline, self.section, self.data, self.section.seeds[0], count=few, on_step=trajectory.record
+        )
+        trajectory.save(out / "trajectory.png")
+        real = self.reference
+        found = nearest(features, real.features["train"])
+        charts.save_neighbors(samples, found, real.indices["train"], self.data, real.resolution, out / "neighbors.png")
+        charts.save_spectrum(power_spectrum(samples.pictures), real.spectrum, out / "spectrum.png")
+
+    def fid_against_steps(self) -> list[dict[str, float | str]]:
+        """Rows of sampler, num_steps, fid, num_samples for every sampler that suits the model."""
+        count = min(STEPS_SAMPLES, self.section.num_samples)
+        rows: list[dict[str, float | str]] = []
+        for name in samplers_for(self.pipeline.schedule.family):
+            for steps in self.section.sampler_steps:
+                how = {"count": count, "sampler": name, "num_steps": steps}
+                samples = draw_samples(self.pipeline, self.section, self.data, self.section.seeds[0], **how)
+                statistics = FeatureStatistics.of(self.extractor(samples.pictures))
+                fid = frechet_distance(statistics, self.reference.statistics["train"])
+                rows.append({"sampler": name, "num_steps": steps, "fid": fid, "num_samples": count})
+        return rows
+
+    def _named(self, found: dict[str, float]) -> dict[str, float]:
+        """Scores carry the name of the feature network they were made with, before a possible _std."""
+        named = {}
+        for name, value in found.items():
+            score, suffix = name.removesuffix("_std"), "_std" if name.endswith("_std") else ""
+            constant = suffix and score in ("kid_subset_size", "few_samples", "nearest_train_distance_held_out")
+            if not constant:
+                named[f"{score}_{self.reference.name}{suffix}" if score in SCORES else name] = value
+        return named

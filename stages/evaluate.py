@@ -1,0 +1,35 @@
+"""Stage evaluate: scores, checks and pictures of the trained model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from shift_diffusion.config import load_params
+from shift_diffusion.data.store import PreparedData
+from shift_diffusion.evaluation.evaluate import Evaluation
+from shift_diffusion.evaluation.reference import Reference
+from shift_diffusion.files import write_json
+from shift_diffusion.runtime import set_up
+from shift_diffusion.sampling import Pipeline
+from shift_diffusion.stage import run_stage
+from shift_diffusion.tracking import track_stage
+
+
+def main() -> None:
+    params, out = load_params(), Path("reports/evaluate")
+    data, reference = PreparedData.open("data/prepared"), Reference.load("data/reference")
+    dataset = {"name": "prepared", "content_hash": data.content_hash, "num_images": len(data), "source": data.source}
+    with track_stage("evaluate", {"evaluate": params.evaluate, "runtime": params.runtime}, dataset) as run:
+        environment, start = set_up(params.runtime), time.monotonic()
+        pipeline = Pipeline.load("models/stage-3", environment.device)
+        with environment.autocast():
+            metrics = Evaluation(pipeline, params.evaluate, data, reference).run(out)
+        write_json(out / "metrics.json", metrics)
+        run.log_metrics({"seconds": time.monotonic() - start, **metrics})
+        for path in sorted(out.glob("*.*")):
+            run.log_artifact(path, "evaluate")
+
+
+if __name__ == "__main__":
+    run_stage(main)
