@@ -6,5 +6,6 @@ So the server may be slow, away or killed without any stage noticing, and what i
 
 from shift_diffusion.tracking.location import code_root, project_root, redact, tracking_uri
 from shift_diffusion.tracking.run import NullRun, Run, track_stage
+from shift_diffusion.tracking.store import TrackingError
 
-__all__ = ["NullRun", "Run", "code_root", "project_root", "redact", "track_stage", "tracking_uri"]
+__all__ = ["NullRun", "Run", "TrackingError", "code_root", "project_root", "redact", "track_stage", "tracking_uri"]

@@ -16,6 +16,7 @@ from shift_diffusion.tracking.journal import Journal, journal_root
 from shift_diffusion.tracking.location import code_root, project_root, redact, tracking_uri
 from shift_diffusion.tracking.names import VALUE_LIMIT, clean_name, clean_names, flatten, shorten, value_text
 from shift_diffusion.tracking.owner import this_process
+from shift_diffusion.tracking.store import TrackingError
 from shift_diffusion.tracking.system import INTERVAL_S, system_metrics
 
 FINISH_TIMEOUT_S = 60.0
@@ -27,6 +28,9 @@ class NullRun:
 
     run_id: str | None = None
     parent_id: str | None = None
+
+    def require_id(self, timeout: float = 60.0) -> str:
+        raise TrackingError("tracking is switched off, but this step exists only to tell MLflow")
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None: ...
 
@@ -61,8 +65,6 @@ class Run(NullRun):
 
     def require_id(self, timeout: float = 60.0) -> str:
         """The run's id, for what makes no sense without a server; raises TrackingError naming server and fault."""
-        from shift_diffusion.tracking.store import TrackingError
-
         sender = self.sender
         wait_for(lambda: self.run_id or sender is None or sender.failures > 1, timeout)
         if self.run_id is None:
