@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shift_diffusion.config import load_params
 from shift_diffusion.data.store import PreparedData
+from shift_diffusion.evaluation.diagnose import as_text, write_diagnosis
 from shift_diffusion.evaluation.evaluate import Evaluation
 from shift_diffusion.evaluation.reference import Reference
 from shift_diffusion.files import write_json
@@ -26,6 +27,7 @@ def main() -> None:
         with environment.autocast():
             metrics = Evaluation(pipeline, params.evaluate, data, reference).run(out)
         write_json(out / "metrics.json", metrics)
+        print(as_text(write_diagnosis(out.parent, out)), end="")
         run.log_metrics({"seconds": time.monotonic() - start, **metrics})
         for path in sorted(out.glob("*.*")):
             run.log_artifact(path, "evaluate")

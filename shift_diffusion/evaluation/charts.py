@@ -50,9 +50,15 @@ class Trajectory:
         moments = [self.moments[i] for i in dict.fromkeys(chosen.tolist())]
         count = min(TRAJECTORIES, len(moments[0][1]))
         rows = [which[k] for k in range(count) for which in (self._of(moments, 1), self._of(moments, 2))]
-        labels = [f"t = {t:.2f}" for t, _, _ in moments] + [""] * (len(moments) * (2 * count - 1))
+        labels = [
+            text for _ in range(count) for row in ("t = {:.2f}", "estimate") for text in self._texts(row, moments)
+        ]
         cells = to_uint8(torch.cat(rows))
         save_png(grid(cells, columns=len(moments), labels=labels, scale=_scale(cells)), path)
+
+    @staticmethod
+    def _texts(form: str, moments: Sequence[tuple]) -> list[str]:
+        return [form.format(moment[0]) for moment in moments]
 
     @staticmethod
     def _of(moments: Sequence[tuple], column: int) -> Tensor:

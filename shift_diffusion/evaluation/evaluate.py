@@ -19,13 +19,13 @@ from shift_diffusion.evaluation.metrics import mean_and_spread, scores
 from shift_diffusion.evaluation.neighbors import memorization, nearest
 from shift_diffusion.evaluation.psnr import psnr_by_noise_level
 from shift_diffusion.evaluation.reference import Reference
-from shift_diffusion.evaluation.samples import Samples, draw_samples, save_samples
+from shift_diffusion.evaluation.samples import Model, Samples, draw_samples, save_samples
 from shift_diffusion.evaluation.spectrum import high_frequency_ratio, power_spectrum
 from shift_diffusion.process.denoiser import Denoiser
 from shift_diffusion.process.samplers import samplers_for
-from shift_diffusion.sampling import Pipeline
 
 SCORES = ("fid", "kid", "precision", "recall")
+LOOKS = ("saturation", "hue_spread", "variety")
 PSNR_PICTURES = 128
 STEPS_SAMPLES = 512  # at most, for FID against steps: a point per sampler and number of steps
 
@@ -33,32 +33,31 @@ STEPS_SAMPLES = 512  # at most, for FID against steps: a point per sampler and n
 class Evaluation:
     """One model against one reference. `run` does everything; the parts can be called alone."""
 
-    def __init__(self, pipeline: Pipeline, section: Evaluate, data: PreparedData, reference: Reference):
-        if reference.name != section.features or reference.resolution != pipeline.resolution:
+    def __init__(self, model: Model, section: Evaluate, data: PreparedData, reference: Reference):
+        if reference.name != section.features or reference.resolution != model.resolution:
             raise ConfigError(
                 [
                     f"data/reference: made with {reference.name} at {reference.resolution} pixels, wanted "
-                    f"{section.features} at {pipeline.resolution}; run `dvc repro reference`"
+                    f"{section.features} at {model.resolution}; run `dvc repro reference`"
                 ]
             )
         if reference.content_hash != data.content_hash:
             raise ConfigError(["data/reference: made of other data than data/prepared; run `dvc repro reference`"])
-        self.pipeline, self.section, self.data, self.reference = pipeline, section, data, reference
-        self.extractor = Extractor(section.features, pipeline.device, section.batch_size)
+        self.model, self.section, self.data, self.reference = model, section, data, reference
+        self.extractor = Extractor(section.features, model.device, section.batch_size)
 
     def run(self, out: Path) -> dict[str, Any]:
         """Writes samples and pictures under `out`; returns the metrics, flat and finite."""
         per_seed, first = [], None
         for seed in self.section.seeds:
-            samples = draw_samples(self.pipeline, self.section, self.data, seed)
+            samples = draw_samples(self.model, self.section, self.data, seed)
             features = self.extractor(samples.pictures)
             per_seed.append(self.measure(samples, features))
             first = first or (samples, features)
         save_samples(first[0], out / "samples", self.section)
         metrics = self._named(mean_and_spread(per_seed)) | self.floor() | self.denoising(out)
         self.draw(*first, out)
-        if self.section.sampler_steps:
-            charts.save_fid_against_steps(self.fid_against_steps(), self.reference.name, out)
+        charts.save_fid_against_steps(self.fid_against_steps(first[1]), self.reference.name, out)
         return metrics | {"num_samples": self.section.num_samples, "num_seeds": len(self.section.seeds)}
 
     def measure(self, samples: Samples, features: Tensor) -> dict[str, float]:
@@ -68,7 +67,7 @@ class Evaluation:
         found |= memorization(features, real.features["validation"], real.features["train"])
         found |= self._caption_match(samples, features)
         looks = appearance(samples.pictures)
-        found |= {name: looks[name] for name in ("saturation", "hue_spread", "variety")}
+        found |= {name: looks[name] for name in LOOKS}
         found["high_frequency_ratio"] = high_frequency_ratio(power_spectrum(samples.pictures), real.spectrum)
         return found
 
@@ -81,25 +80,26 @@ class Evaluation:
         return {"caption_match": caption_match(features[places], self.extractor(pictures), captions)}
 
     def floor(self) -> dict[str, float]:
-        """What real held-out pictures score, as many as there are up to num_samples: no model should do better."""
+        """What real pictures give: scores of held-out ones, as many as there are up to num_samples, and their looks."""
         real, count = self.reference, self.section.num_samples
         held_out = real.features["validation"][:count]
         found = scores(held_out, real.features["train"], real.statistics["train"], self.section.kid_subset_size)
         floors = {f"{name}_floor_{real.name}": found[name] for name in SCORES}
-        return floors | {"floor_num_samples": len(held_out)}
+        looks = {f"{name}_real": real.appearance[name] for name in LOOKS}
+        return floors | looks | {"floor_num_samples": len(held_out)}
 
     def denoising(self, out: Path) -> dict[str, float]:
         """PSNR of estimates of held-out pictures."""
         rows = self.data.split("validation")[:PSNR_PICTURES]
-        text = self.data.text(rows) if self.pipeline.conditional else None
+        text = self.data.text(rows) if self.model.conditional else None
 
         def denoise_of(part: slice) -> Callable[[Tensor, float], Tensor]:
-            some = None if text is None else type(text)(*(value[part].to(self.pipeline.device) for value in text))
-            denoise = Denoiser(self.pipeline.network, self.pipeline.schedule, self.pipeline.prediction, some, clip=True)
-            return lambda x_t, t: denoise(x_t.to(self.pipeline.device), t)
+            some = None if text is None else type(text)(*(value[part].to(self.model.device) for value in text))
+            denoise = Denoiser(self.model.network, self.model.schedule, self.model.prediction, some, clip=True)
+            return lambda x_t, t: denoise(x_t.to(self.model.device), t)
 
         images = self.data.batch(rows, self.reference.resolution)
-        levels = psnr_by_noise_level(denoise_of, images, self.pipeline.schedule, batch_size=self.section.batch_size)
+        levels = psnr_by_noise_level(denoise_of, images, self.model.schedule, batch_size=self.section.batch_size)
         charts.save_psnr(levels, out / "psnr.png")
         named = {f"psnr_log_snr_{level:.0f}": value for level, value in levels.items()}
         return named | {"psnr": sum(levels.values()) / len(levels)}
@@ -109,27 +109,37 @@ class Evaluation:
         charts.save_grid(samples, out / "grid.png")
         trajectory = charts.Trajectory()
         few = min(charts.TRAJECTORIES, len(samples.seeds))
-        draw_samples(
-            self.pipeline, self.section, self.data, self.section.seeds[0], count=few, on_step=trajectory.record
-        )
+        draw_samples(self.model, self.section, self.data, self.section.seeds[0], count=few, on_step=trajectory.record)
         trajectory.save(out / "trajectory.png")
         real = self.reference
         found = nearest(features, real.features["train"])
         charts.save_neighbors(samples, found, real.indices["train"], self.data, real.resolution, out / "neighbors.png")
         charts.save_spectrum(power_spectrum(samples.pictures), real.spectrum, out / "spectrum.png")
 
-    def fid_against_steps(self) -> list[dict[str, float | str]]:
-        """Rows of sampler, num_steps, fid, num_samples for every sampler that suits the model."""
-        count = min(STEPS_SAMPLES, self.section.num_samples)
-        rows: list[dict[str, float | str]] = []
-        for name in samplers_for(self.pipeline.schedule.family):
-            for steps in self.section.sampler_steps:
-                how = {"count": count, "sampler": name, "num_steps": steps}
-                samples = draw_samples(self.pipeline, self.section, self.data, self.section.seeds[0], **how)
-                statistics = FeatureStatistics.of(self.extractor(samples.pictures))
-                fid = frechet_distance(statistics, self.reference.statistics["train"])
-                rows.append({"sampler": name, "num_steps": steps, "fid": fid, "num_samples": count})
-        return rows
+    def fid_against_steps(self, features: Tensor) -> list[dict[str, float | str]]:
+        """FID for every sampler that suits the model and every number of steps in evaluate.sampler_steps.
+
+        Args:
+            features: of the first seed's samples; their sampler and steps are one row, the only one when
+                sampler_steps is empty.
+
+        Returns:
+            rows of sampler, num_steps, fid, num_samples, all of the same seed and number of pictures.
+        """
+        count, section = min(STEPS_SAMPLES, self.section.num_samples), self.section
+        done = {(section.sampler, section.num_steps): features[:count]}
+        for name in samplers_for(self.model.schedule.family):
+            for steps in section.sampler_steps:
+                if (name, steps) not in done:
+                    how = {"count": count, "sampler": name, "num_steps": steps}
+                    samples = draw_samples(self.model, section, self.data, section.seeds[0], **how)
+                    done[name, steps] = self.extractor(samples.pictures)
+        real = self.reference.statistics["train"]
+        fids = {key: frechet_distance(FeatureStatistics.of(rows), real) for key, rows in done.items()}
+        return [
+            {"sampler": name, "num_steps": steps, "fid": fid, "num_samples": count}
+            for (name, steps), fid in sorted(fids.items())
+        ]
 
     def _named(self, found: dict[str, float]) -> dict[str, float]:
         """Scores carry the name of the feature network they were made with, before a possible _std."""

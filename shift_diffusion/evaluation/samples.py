@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,8 +14,27 @@ from torch import Tensor
 from shift_diffusion.config import Evaluate
 from shift_diffusion.data.store import PreparedData
 from shift_diffusion.pictures import save_png, to_pil
+from shift_diffusion.process.schedules import NoiseSchedule
 from shift_diffusion.progress import progress_bar
-from shift_diffusion.sampling import Pipeline
+
+
+class Model(Protocol):
+    """What evaluation needs of a model; `sampling.Pipeline` has it.
+
+    network: callable (x_t, log_snr, text, drop) -> prediction.
+    """
+
+    network: Callable[..., Tensor]
+    schedule: NoiseSchedule
+    prediction: str
+    resolution: int
+    device: torch.device
+    conditional: bool
+
+    def sample(self, prompts: Any, seeds: Sequence[int], **how: Any) -> Tensor:
+        """uint8 (N, 3, R, R), see `sampling.Pipeline.sample`."""
+        ...
+
 
 SEED_STRIDE = 1_000_000  # picture i of evaluation seed s has seed s * 1,000,000 + i: no two sets share a picture
 
@@ -34,7 +54,7 @@ class Samples:
 
 
 def draw_samples(
-    pipeline: Pipeline,
+    model: Model,
     section: Evaluate,
     data: PreparedData,
     seed: int,
@@ -51,18 +71,18 @@ def draw_samples(
     seeds = [seed * SEED_STRIDE + number for number in range(count)]
     name, steps = sampler or section.sampler, num_steps or section.num_steps
     with progress_bar(count, f"{name}, {steps} steps, seed {seed}") as bar:
-        pictures = pipeline.sample(
-            data.text(indices) if pipeline.conditional else None,
+        pictures = model.sample(
+            data.text(indices) if model.conditional else None,
             seeds,
             sampler=name,
             num_steps=steps,
-            guidance_scale=section.guidance_scale if pipeline.conditional else 1.0,
+            guidance_scale=section.guidance_scale if model.conditional else 1.0,
             spacing=section.spacing,
             batch_size=section.batch_size,
             callback=bar.update,
             on_step=on_step,
         )
-    prompts = [data.captions[i] if pipeline.conditional else "" for i in indices]
+    prompts = [data.captions[i] if model.conditional else "" for i in indices]
     return Samples(pictures, seeds, torch.from_numpy(indices.astype(np.int64)), prompts)
 
 
