@@ -75,7 +75,7 @@ class Text(Section):
 
 class OuterLevel(Section):
     width: Positive
-    patch: Literal[1, 2]  # 2 = the level works on 2x2 patches, at half its resolution
+    patch: Literal[1, 2, 4]  # the level works on patches of that side, at a resolution so much lower
     num_blocks: Positive  # residual blocks on the way down and again on the way up
 
 
@@ -111,6 +111,11 @@ class Process(Section):
     zero_terminal_snr: bool
     time_sampling: Literal["uniform", "logit_normal"]
 
+    @property
+    def family(self) -> Literal["vp", "flow"]:
+        """flow: alpha + sigma = 1. `hybrid` is betas (vp), or the noise level itself when velocity is predicted."""
+        return "flow" if self.schedule == "flow" or (self.schedule, self.prediction) == ("hybrid", "velocity") else "vp"
+
 
 class Loss(Section):
     mse: Weight
@@ -127,6 +132,7 @@ class Loss(Section):
 
 
 class Optim(Section):
+    name: Literal["muon", "adamw"]
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(strict=False)
     weight_decay: Weight
     grad_clip: PositiveFloat

@@ -14,6 +14,7 @@ def cross_field_problems(params: Params) -> list[str]:
         *_model_problems(params),
         *_process_problems(params),
         *_data_problems(params),
+        *_optim_problems(params),
         *_evaluation_problems(params),
     ]
 
@@ -137,6 +138,12 @@ def _data_problems(params: Params) -> list[str]:
     if params.text.encoder in ("clip", "t5") and not params.text.name:
         problems.append(f"text.name: must name a model or folder when text.encoder is {params.text.encoder}")
     return problems
+
+
+def _optim_problems(params: Params) -> list[str]:
+    if params.optim.name == "muon" and params.runtime.sharding == "fsdp":
+        return ["optim.name: 'muon' needs whole matrices, runtime.sharding fsdp cuts them; allowed with fsdp: adamw"]
+    return []
 
 
 def _evaluation_problems(params: Params) -> list[str]:

@@ -84,7 +84,8 @@ def test_importing_the_light_modules_loads_no_heavy_package():
 
     code = (
         "import sys, shift_diffusion.config, shift_diffusion.tracking, shift_diffusion.cli; "
-        "print([m for m in ('torch', 'mlflow', 'prefect', 'matplotlib', 'sklearn', 'transformers') if m in sys.modules])"
+        "heavy = ('torch', 'mlflow', 'prefect', 'matplotlib', 'sklearn', 'transformers'); "
+        "print([m for m in heavy if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -15,6 +15,7 @@ from shift_diffusion.training.batches import Batch
 from shift_diffusion.training.checkpoint import CheckpointError
 from shift_diffusion.training.ema import Ema
 from shift_diffusion.training.guard import Guard, Verdict
+from shift_diffusion.training.muon import Muon
 from shift_diffusion.training.objective import NUM_QUARTILES, Objective
 from shift_diffusion.training.parallel import Parallel, copy_into, full
 
@@ -124,7 +125,8 @@ class Engine:
         result |= {f"ema.{name}": full(tensor) for name, tensor in self.ema.averages.items()}
         for name, parameter in self.network.named_parameters():
             moments = self.optimizer.state.get(parameter, {})
-            result |= {f"optimizer.{name}.{key}": full(moments[key]) for key in _MOMENTS if key in moments}
+            keys = [key for key in self._moments(parameter) if key in moments]
+            result |= {f"optimizer.{name}.{key}": full(moments[key]) for key in keys}
         return result
 
     def state(self) -> dict[str, Any]:
@@ -148,13 +150,16 @@ class Engine:
         for name, target in targets.items():
             copy_into(target, None if tensors is None else tensors[name], self.parallel)
 
+    def _moments(self, parameter: Tensor) -> tuple[str, ...]:
+        return self.optimizer.moment_names(parameter) if isinstance(self.optimizer, Muon) else _MOMENTS
+
     def _targets(self, with_moments: bool) -> dict[str, Tensor]:
         """The live tensors of the state, by the names of `tensors`."""
         targets = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         targets |= {f"ema.{name}": tensor for name, tensor in self.ema.averages.items()}
         self.optimizer.state.clear()
         for name, parameter in self.network.named_parameters() if with_moments else ():
-            moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in _MOMENTS}
+            moments = {key: torch.zeros_like(parameter) for key in self._moments(parameter)}
             steps = torch.tensor(float(self.step), device=parameter.device)
             self.optimizer.state[parameter] = {"step": steps, **moments}
             targets |= {f"optimizer.{name}.{key}": moment for key, moment in moments.items()}
@@ -162,13 +167,15 @@ class Engine:
 
 
 def make_optimizer(network: nn.Module, optim: Optim) -> torch.optim.AdamW:
-    """AdamW; weight decay for matrices and kernels only, not for gains, biases and single vectors."""
+    """Muon or AdamW; weight decay for matrices and kernels only, not for gains, biases and single vectors."""
     parameters = [p for p in network.parameters() if p.requires_grad]
+    fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    if optim.name == "muon":
+        return Muon(network, optim.betas, optim.weight_decay, fused)
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
     return torch.optim.AdamW([g for g in groups if g["params"]], betas=optim.betas, lr=0.0, fused=fused)
 
 
