@@ -74,4 +74,4 @@ def mlflow_link() -> str | None:
     from shift_diffusion import tracking
 
     uri = tracking.tracking_uri()
-    return uri if uri.startswith(("http://", "https://")) else None
+    return tracking.redact(uri) if uri.startswith(("http://", "https://")) else None

@@ -56,6 +56,7 @@ def prepare_data(
         report["text"], encoded = write_text(folder, text, _captions(folder), cache_folder)
         report["run"]["captions_encoded"] = encoded
         report["content_hash"] = _content_hash(folder, target, report["text"])
+        report["source_hash"] = source.content_hash()  # flows.retrain compares it: is there new data?
         write_json(folder / "info.json", _info(data, target, report))
     return report
 
