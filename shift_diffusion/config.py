@@ -125,6 +125,7 @@ class Loss(Section):
     cross_entropy: Weight
     num_bins: Annotated[int, Field(ge=2, le=256)]
     min_snr_gamma: Weight  # 0 = off
+    velocity_floor: Fraction  # smallest sigma when errors are weighted as velocities; 0 = off
     perceptual: Weight
     gram: Weight
     perceptual_network: Literal["efficientnet_lite0", "vgg19"]

@@ -56,6 +56,8 @@ def _loss_problems(key: str, params: Params, stage: Stage) -> list[str]:
         problems.append(f"{key}.loss: at least one of mse, l1, huber, cross_entropy must be above 0")
     if bool(loss.cross_entropy) != bool(params.loss.cross_entropy):
         problems.append(f"{key}.loss.cross_entropy: on or off for all stages alike: it changes the network's output")
+    if loss.min_snr_gamma and loss.velocity_floor:
+        problems.append(f"{key}.loss.velocity_floor: {loss.velocity_floor} with min_snr_gamma; one of them must be 0")
     if (loss.perceptual or loss.gram) and stage.resolution < 16:
         problems.append(
             f"{key}.loss.perceptual/gram: needs at least 16 pixels, the stage has {stage.resolution}; set it to 0 here"

@@ -25,6 +25,17 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
     return (snr.clamp(max=gamma) * x0_gain(prediction, alpha, sigma) ** 2).float()
 
 
+def velocity_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, floor: float) -> Tensor:
+    """Turns the squared error of any output into that of the velocity it stands for; (B,) float32.
+
+    An error of x_0 is one of 1 / sigma as much in the velocity (v or flow); floor: smallest sigma to divide by. With
+    prediction x0 this is the x-prediction of Li & He 2025 ("Back to basics: let denoising generative models denoise"):
+    a narrow network need not carry the noise from its input to its output, and flat areas come out flat.
+    """
+    alpha, sigma = alpha.double(), sigma.double()
+    return ((x0_gain(prediction, alpha, sigma) / sigma.clamp(min=floor)) ** 2).float()
+
+
 def gram_matrix(features: Tensor) -> Tensor:
     """Channel correlations (B, C, C) of features (B, C, H, W), over C H W (Johnson et al. 2016, eq. 3)."""
     flat = features.flatten(2)
@@ -72,11 +83,7 @@ class DenoisingLoss:
         with torch.autocast(x_0.device.type, enabled=False):
             output = output.float()
             terms = self._target_terms(output, x_0, eps, alpha, sigma)
-            if section.min_snr_gamma:
-                weight = min_snr_weight(self.prediction, alpha, sigma, section.min_snr_gamma)
-            else:
-                weight = torch.ones_like(alpha, dtype=torch.float32)
-            loss = weight * sum(getattr(section, name) * term for name, term in terms.items())
+            loss = self._weight(alpha, sigma) * sum(getattr(section, name) * term for name, term in terms.items())
             if self.perceptual is not None:
                 estimate = self.x0_estimate(output, x_t, alpha, sigma)
                 weight = estimate_weight(sigma.float(), section.perceptual_max_noise)
@@ -84,6 +91,13 @@ class DenoisingLoss:
                 loss = loss + weight * sum(getattr(section, name) * term for name, term in extra.items())
                 terms |= extra
         return loss, {name: term.detach() for name, term in terms.items()}
+
+    def _weight(self, alpha: Tensor, sigma: Tensor) -> Tensor:
+        if self.section.min_snr_gamma:
+            return min_snr_weight(self.prediction, alpha, sigma, self.section.min_snr_gamma)
+        if self.section.velocity_floor:
+            return velocity_weight(self.prediction, alpha, sigma, self.section.velocity_floor)
+        return torch.ones_like(alpha, dtype=torch.float32)
 
     def x0_estimate(self, output: Tensor, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """The picture an output stands for, clamped to [-1, 1]; (B, 3, H, W) float32."""
