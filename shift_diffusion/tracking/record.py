@@ -132,6 +132,23 @@ def out_paths(entry: dict) -> list[str]:
     return [path for key in ("outs", "metrics", "plots") for path in _paths(entry.get(key))]
 
 
+def uncached_outs(root: Path) -> list[str]:
+    """Outs that DVC doesn't keep (`cache: false`) and that are on disk as dvc.lock knows them.
+
+    They are small reports. DVC can't restore them, so without them in the record it would run their stage again.
+    """
+    locked = read_mapping(root / "dvc.lock").get("stages") or {}
+    hashes = {out["path"]: out.get("md5") for entry in locked.values() for out in entry.get("outs", [])}
+    stages = read_mapping(root / "dvc.yaml").get("stages") or {}
+    paths = [path for name in stages for path in uncached_out_paths(stage_entry(root, name) or {})]
+    return [path for path in paths if path in hashes and path_md5(root / path) == hashes[path]]
+
+
+def uncached_out_paths(entry: dict) -> list[str]:
+    items = [item for key in ("outs", "metrics", "plots") for item in entry.get(key) or [] if isinstance(item, dict)]
+    return [path for item in items for path, options in item.items() if (options or {}).get("cache") is False]
+
+
 def out_hashes(root: Path, stage: str) -> dict[str, str]:
     """Path -> hash of what the stage has written."""
     entry = stage_entry(root, stage) or {}

@@ -19,6 +19,7 @@ from shift_diffusion.tracking.owner import this_process
 from shift_diffusion.tracking.store import TrackingError
 from shift_diffusion.tracking.system import INTERVAL_S, system_metrics
 
+UNCACHED = "record/uncached"  # folder of a run's artifacts: outs that DVC doesn't keep, under their own paths
 FINISH_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0  # after Ctrl-C or an error nobody wants to wait; what is left is sent by the next start
 
@@ -239,6 +240,8 @@ def _record_code(run: Run, name: str, code: Path) -> None:
         patch = run.journal.keep_text("uncommitted.patch", "")
         (run.journal.folder / patch).write_bytes(git["patch"].encode("utf-8", "surrogateescape"))
         run.journal.append("artifact", file=patch, folder="record")
+    for path in record.uncached_outs(code):
+        run.log_artifact(code / path, f"{UNCACHED}/{Path(path).parent.as_posix()}")
     for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
         if (code / file).is_file():
             run.log_text(redact(_read(code / file)), file, "record")
@@ -246,7 +249,11 @@ def _record_code(run: Run, name: str, code: Path) -> None:
 
 def _end(run: Run, name: str, status: str) -> None:
     if status == "FINISHED":
-        run.log_text(value_text(record.out_hashes(code_root(), name)), "outs.json", "record")
+        root = code_root()
+        run.log_text(value_text(record.out_hashes(root, name)), "outs.json", "record")
+        for path in record.uncached_out_paths(record.stage_entry(root, name) or {}):
+            if (root / path).is_file():
+                run.log_artifact(root / path, f"{UNCACHED}/{Path(path).parent.as_posix()}")
     run.journal.append("end", status=status)
     timeout = FINISH_TIMEOUT_S if status == "FINISHED" else STOP_TIMEOUT_S
     if run.sender is not None and not run.sender.finish(timeout) and not run.sender.failures:
