@@ -15,41 +15,64 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shift_diffusion.models.shift_kernel import DIMS, ShiftFunction
+
+MAX_KERNEL_REACH = 2  # beyond 5x5 taps the chain of unit moves is faster than the convolution
+
 
 def _tent(offset: Tensor, reach: int) -> Tensor:
-    """(..., 2 reach + 1) weights of the neighbours at distance -reach .. reach."""
+    """(..., 2 reach + 1) weights of the neighbors at distance -reach .. reach.
+
+    `maximum` shares the gradient at its kinks between both sides, so an offset of zero learns.
+    """
     taps = torch.arange(-reach, reach + 1, device=offset.device, dtype=offset.dtype)
-    return (1 - (taps - offset.unsqueeze(-1)).abs()).clamp_min(0)
+    weights = 1 - (taps - offset.unsqueeze(-1)).abs()
+    return torch.maximum(weights, torch.zeros_like(weights))
 
 
-def _shift_axis(x: Tensor, offset: Tensor, dim: int, reach: int) -> Tensor:
-    """Moves along one spatial axis (2 or 3) by offset (B or 1, C)."""
-    size = x.shape[dim]
-    pad = (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach)
-    padded = F.pad(x, pad, mode="replicate")
-    weights = _tent(offset, reach)[:, :, :, None, None].unbind(2)
-    return sum(
-        padded.narrow(dim, reach - tap, size) * weight
-        for tap, weight in zip(range(-reach, reach + 1), weights, strict=True)
-    )
+def _shift_by_slices(x: Tensor, offset: Tensor, reach: int) -> Tensor:
+    """Plain, differentiable tensor operations: what a compiler fuses into one pass, and what can be exported."""
+    for axis, dim in enumerate(DIMS):
+        size = x.shape[dim]
+        padded = F.pad(x, (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach), mode="replicate")
+        weights = _tent(offset[..., axis], reach)[:, :, :, None, None].to(x.dtype).unbind(2)
+        x = sum(padded.narrow(dim, 2 * reach - tap, size) * weight for tap, weight in enumerate(weights))
+    return x
+
+
+def _shift_by_convolution(x: Tensor, offset: Tensor, reach: int) -> Tensor:
+    """One offset for the whole batch: a depthwise convolution, the fastest way on a CPU."""
+    vertical, horizontal = _tent(offset[0, :, 1], reach), _tent(offset[0, :, 0], reach)
+    kernel = (vertical[:, :, None] * horizontal[:, None, :]).flip(1, 2).unsqueeze(1).to(x.dtype)
+    return F.conv2d(F.pad(x, (reach,) * 4, mode="replicate"), kernel, groups=x.shape[1])
 
 
 def shift2d(x: Tensor, offset: Tensor, reach: float = 1.0) -> Tensor:
     """Moves every channel by its own offset, bilinear, border repeated.
 
+    Three ways to the same result: in training a function that keeps only x and the offsets for its backward; in
+    sampling on a CPU, with one offset for the batch, a depthwise convolution; under a compiler plain operations.
+
     Args:
         x: (B, C, H, W) features.
         offset: (B or 1, C, 2) in pixels, (x, y); positive x is right, positive y down. (1, C, 2) = one for the batch.
-        reach: the largest |offset| that occurs; beyond it the result is cut off.
+        reach: the largest |offset| that occurs, rounded up to whole pixels; what is beyond is cut off.
 
     Returns:
         (B, C, H, W), the dtype and layout of x.
+
+    Raises:
+        ValueError: offset of another shape.
     """
     if offset.dim() != 3 or offset.shape[0] not in (1, x.shape[0]) or offset.shape[1:] != (x.shape[1], 2):
         raise ValueError(f"offset must be (B or 1, C, 2) for x {tuple(x.shape)}, not {tuple(offset.shape)}")
-    taps = math.ceil(reach)
-    offset = offset.to(x.dtype)
-    return _shift_axis(_shift_axis(x, offset[..., 0], 3, taps), offset[..., 1], 2, taps)
+    pixels = math.ceil(reach)
+    if torch.compiler.is_compiling():
+        return _shift_by_slices(x, offset, pixels)
+    learning = torch.is_grad_enabled() and (x.requires_grad or offset.requires_grad)
+    if not learning and len(offset) == 1 and x.device.type == "cpu" and pixels <= MAX_KERNEL_REACH:
+        return _shift_by_convolution(x, offset.clamp(-pixels, pixels), pixels)
+    return ShiftFunction.apply(x, offset, pixels)
 
 
 class SpatialShift2d(nn.Module):
