@@ -14,22 +14,23 @@ GRID = Path("reports/evaluate/grid.png")
 GRID_SIDE = 900  # pixels: artifacts live in Prefect's database
 
 
-def publish_results(root: Path, heading: str = "Pipeline") -> None:
-    """Creates the artifacts `metrics` and `mlflow` for the running flow."""
-    create_markdown_artifact(report(root, heading), key="metrics", description="metrics of every stage and samples")
-    if link := mlflow_link():
-        create_link_artifact(link, link_text="MLflow runs", key="mlflow", description="parameters, curves, models")
+def publish_results(root: Path, heading: str, reason: str | None = None, new: list[str] | None = None) -> None:
+    """Creates the artifacts `report` and, where MLflow has a page to open, `mlflow` for the running flow."""
+    create_markdown_artifact(report(root, heading, reason, new), key="report", description="metrics and samples")
+    if link := mlflow_link(root):
+        create_link_artifact(link, link_text="MLflow run", key="mlflow", description="parameters, curves, models")
 
 
-def report(root: Path, heading: str, reason: str | None = None) -> str:
-    """Markdown: the reason (if any), one table of all stages' numbers, the sample grid."""
+def report(root: Path, heading: str, reason: str | None = None, new: list[str] | None = None) -> str:
+    """Markdown: the gate's reason, what was new, the sample grid, one table of all stages' numbers."""
     lines = [f"# {heading}", ""]
     if reason:
         lines += [f"**{reason}**", ""]
-    lines += ["| stage | metric | value |", "| --- | --- | ---: |"]
-    lines += [f"| {stage} | {name} | {_number(value)} |" for stage, name, value in read_metrics(root)]
+    lines += [f"- new: {item}" for item in new or []]
     if picture := grid_as_markdown(root / GRID):
         lines += ["", "## Samples", "", picture]
+    lines += ["", "## Metrics", "", "| stage | metric | value |", "| --- | --- | ---: |"]
+    lines += [f"| {stage} | {name} | {_number(value)} |" for stage, name, value in read_metrics(root)]
     return "\n".join(lines)
 
 
@@ -69,9 +70,14 @@ def grid_as_markdown(path: Path) -> str | None:
     return f"![samples](data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()})"
 
 
-def mlflow_link() -> str | None:
-    """The tracking server's address; None for a store in files, which has no page to open."""
+def mlflow_link(root: Path) -> str | None:
+    """The page of the run that registered the model; None for a store in files, which has no page to open."""
     from shift_diffusion import tracking
 
     uri = tracking.tracking_uri()
-    return tracking.redact(uri) if uri.startswith(("http://", "https://")) else None
+    if not uri.startswith(("http://", "https://")):
+        return None
+    page = tracking.redact(uri).rstrip("/")
+    registered = root / "reports/register.json"
+    run = json.loads(registered.read_text(encoding="utf-8")).get("run_id") if registered.is_file() else None
+    return f"{page}/#/runs/{run}" if run else page

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
@@ -15,6 +16,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import deployment
 from prefect.states import Crashed
 
 from flows.project import is_alive, this_process
@@ -27,7 +29,8 @@ def note_run(root: Path, flow_run_id: UUID) -> Iterator[None]:
     """Keeps the note of this process as long as the flow runs in it."""
     path = root / NOTES / f"{flow_run_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(this_process()))
+    runner = this_process(os.getppid()) if deployment.id else None  # started by `serve` or by a worker
+    path.write_text(json.dumps({**this_process(), "runner": runner}))
     try:
         yield
     finally:

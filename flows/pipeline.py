@@ -21,7 +21,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows import orphans, overrides
 from flows.artifacts import publish_results
 from flows.crew import Crew
-from flows.dag import read_dag, select
+from flows.dag import Node, read_dag, select
 from flows.project import hold_project, project_root
 from flows.server import prefect_api
 from shift_diffusion.config import ConfigError
@@ -42,16 +42,19 @@ def pipeline(stages: list[str] | None = None, force: bool = False, set_params: l
             for orphan in orphans.close_orphans(root):
                 get_run_logger().warning("flow run %s had died without a word: marked Crashed", orphan)
             overrides.apply(root / "params.yaml", set_params or [])
-            return run_stages(root, lock, stages or [], force)
+            dag = select(read_dag(root), stages or [])
+            forced = tuple(stages or dag) if force else ()
+            state = run_stages(root, lock, dag, forced)
+            if state.is_completed():
+                publish_results(root, "Pipeline")
+            return state
     except KeyboardInterrupt:
         return Cancelled(message="Ctrl-C")
 
 
-def run_stages(root: Path, lock: int, stages: list[str], force: bool) -> State:
+def run_stages(root: Path, lock: int, dag: dict[str, Node], force: tuple[str, ...] = ()) -> State:
     """The stages as tasks of the running flow; the state tells which of them failed and why."""
-    dag = select(read_dag(root), stages)
-    crew = Crew(root, lock, force=tuple(stages or dag) if force else ())
-    states = crew.run(dag)
+    states = Crew(root, lock, force).run(dag)
     failed = {name: state for name, state in states.items() if state.is_failed() or state.is_crashed()}
     if failed:
         reasons = "; ".join(f"{name}: {state.name}" for name, state in failed.items())
@@ -59,7 +62,6 @@ def run_stages(root: Path, lock: int, stages: list[str], force: bool) -> State:
         return Failed(message=f"{reasons}\n{first.message}")
     if any(not state.is_completed() for state in states.values()):
         return Cancelled(message="stopped before the end")
-    publish_results(root)
     ran = [name for name, state in states.items() if state.name != "Unchanged"]
     return Completed(message=f"ran: {', '.join(ran)}" if ran else "unchanged: DVC found nothing to do")
 
