@@ -16,7 +16,7 @@ from shift_diffusion.models.conditioning import Context, LevelEmbedding
 from shift_diffusion.models.shift import SpatialShift2d
 from shift_diffusion.models.spec import NetworkSpec, OuterSpec
 
-NUM_MIDDLE_BLOCKS = 3  # at the coarsest level, where a block costs a quarter of one a level further out
+NUM_MIDDLE_BLOCKS = 4  # at the coarsest level, where a block costs a quarter of one a level further out
 
 
 class Stack(nn.Module):

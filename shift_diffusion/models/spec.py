@@ -103,9 +103,3 @@ def _text_dim(params: Params, text_dim: int | None) -> int:
     if not text_dim:
         raise ConfigError([f"text.encoder: the width of '{params.text.encoder}' embeddings is needed (text_dim)"])
     return text_dim
-
-
-def _family(params: Params) -> str:
-    """The hybrid level is a flow (sigma itself) when a velocity is predicted, and betas otherwise."""
-    process = params.process
-    return "flow" if process.schedule == "flow" or process.prediction == "velocity" else "vp"
