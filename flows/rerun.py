@@ -1,7 +1,7 @@
 """Makes a past run again from its record in MLflow: `python -m flows.rerun RUN_ID`.
 
-The run's commit, uncommitted changes, parameters and dvc.lock go into a git worktree; there DVC reproduces the run's stage and
-all before it, with the project's cache. The hashes of all outs are then compared with the recorded ones.
+The run's commit, uncommitted changes, parameters and dvc.lock go into a git worktree; there DVC reproduces the run's
+stage and all before it, with the project's cache. The hashes of all outs are then compared with the recorded ones.
 
     python -m flows.rerun RUN_ID              outs come from DVC's cache where it has them; missing ones are computed
     python -m flows.rerun RUN_ID --check      every stage is executed again, nothing is taken from the cache
@@ -80,7 +80,7 @@ def compare(record: Record, folder: Path) -> dict[str, list[str]]:
 def _differences(record: Record, stage: str, now: dict) -> list[str]:
     expected, made = record.expected(stage), {out["path"]: out["md5"] for out in now.get("outs", [])}
     outs = [f"out {path}" for path in sorted(expected) if made.get(path) != expected[path]]
-    then = {dep["path"]: dep.get("md5") for dep in record.locked(stage).get("deps", [])}
+    then = record.inputs(stage)
     deps = {dep["path"]: dep.get("md5") for dep in now.get("deps", [])}
     changed = [
         f"input {path}" for path in sorted(then.keys() | deps.keys()) if then and then.get(path) != deps.get(path)
@@ -106,9 +106,8 @@ def edited_since(record: Record, root: Path) -> dict[str, list[str]]:
     """Stage -> files of its code that are not in the working tree as they were then."""
     edited = {}
     for stage in record.stages:
-        deps = [dep for dep in record.locked(stage).get("deps", []) if dep["path"].endswith(".py")]
-        paths = [dep["path"] for dep in deps if path_md5(root / dep["path"]) != dep.get("md5")]
-        if paths:
+        code = {path: md5 for path, md5 in record.inputs(stage).items() if path.endswith(".py")}
+        if paths := [path for path, md5 in code.items() if path_md5(root / path) != md5]:
             edited[stage] = paths
     return edited
 

@@ -19,7 +19,8 @@ TIMED = ("benchmark", "register")  # stages that measure time or speak to the re
 
 @dataclass(frozen=True)
 class Record:
-    """commit and patch give the code; params, dvc_yaml and lock are files' texts; outs maps path to DVC's hash."""
+    """commit and patch give the code; params, dvc_yaml and lock are files' texts; outs and deps (of the stage
+    itself, which dvc.lock didn't know yet) map path to DVC's hash."""
 
     run_id: str
     stage: str  # stage of dvc.yaml; for the parent of a pipeline the last one that ran
@@ -29,6 +30,7 @@ class Record:
     dvc_yaml: str
     lock: str
     outs: dict[str, str]
+    deps: dict[str, str]
     uncached: dict[str, bytes] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
 
@@ -52,6 +54,11 @@ class Record:
         """Path -> hash of the stage's outs at the time of the run."""
         known = {out["path"]: out["md5"] for out in self.locked(stage).get("outs", [])}
         return self.outs if stage == self.stage else known
+
+    def inputs(self, stage: str) -> dict[str, str | None]:
+        """Path -> hash of the stage's dependencies at the time of the run."""
+        known = {dep["path"]: dep.get("md5") for dep in self.locked(stage).get("deps", [])}
+        return self.deps if stage == self.stage else known
 
     def changed_packages(self) -> list[str]:
         """Main packages that had another version then."""
@@ -87,7 +94,7 @@ def _read(store: Store, run, folder: Path) -> Record:
     run_id, tags = run.info.run_id, run.data.tags
     client = store.client
     names = {item.path for item in client.list_artifacts(run_id, "record")}
-    needed = ("record/params.yaml", "record/dvc.yaml", "record/outs.json")
+    needed = ("record/params.yaml", "record/dvc.yaml", "record/outs.json", "record/deps.json")
     missing = [name for name in needed if name not in names]
     if "mlflow.source.git.commit" not in tags:
         missing.append("git commit")
@@ -107,6 +114,7 @@ def _read(store: Store, run, folder: Path) -> Record:
         dvc_yaml=(base / "dvc.yaml").read_text(encoding="utf-8"),
         lock=_bytes(base / "dvc.lock").decode(),
         outs=json.loads((base / "outs.json").read_text(encoding="utf-8")),
+        deps=json.loads((base / "deps.json").read_text(encoding="utf-8")),
         uncached={p.relative_to(uncached).as_posix(): p.read_bytes() for p in uncached.rglob("*") if p.is_file()},
         packages={k.removeprefix("version."): v for k, v in tags.items() if k.startswith("version.")},
     )

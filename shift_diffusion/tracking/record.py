@@ -99,7 +99,7 @@ def path_md5(path: Path) -> str | None:
         return None
     files = sorted(p for p in path.rglob("*") if p.is_file() and not _ignored(p.relative_to(path)))
     entries = [{"md5": path_md5(p), "relpath": p.relative_to(path).as_posix()} for p in files]
-    entries.sort(key=lambda entry: entry["relpath"].split("/"))
+    entries.sort(key=lambda entry: entry["relpath"])
     text = json.dumps(entries, sort_keys=True)
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
 
@@ -156,23 +156,25 @@ def out_hashes(root: Path, stage: str) -> dict[str, str]:
     return {path: found for path, found in hashes.items() if found}
 
 
-def stage_hash(root: Path, stage: str) -> str | None:
-    """One hash of everything DVC would look at: command, hashes of the dependencies, values of the parameters.
-
-    Dependencies that are another stage's out are taken from dvc.lock, where DVC has just written them.
-    """
-    entry = stage_entry(root, stage)
-    if entry is None:
-        return None
+def dep_hashes(root: Path, stage: str) -> dict[str, str | None]:
+    """Path -> hash of the stage's dependencies. Another stage's out is taken from dvc.lock, just written by DVC."""
     known = {
         out["path"]: out["md5"]
         for locked in (read_mapping(root / "dvc.lock").get("stages") or {}).values()
         for out in locked.get("outs", [])
         if "md5" in out
     }
-    deps = {path: known.get(path.rstrip("/")) or path_md5(root / path) for path in _paths(entry.get("deps"))}
-    text = json.dumps([entry["cmd"], deps, _parameter_values(root, entry)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    deps = _paths((stage_entry(root, stage) or {}).get("deps"))
+    return {path: known.get(path.rstrip("/")) or path_md5(root / path) for path in deps}
+
+
+def stage_hash(root: Path, stage: str) -> str | None:
+    """One hash of everything DVC would look at: command, hashes of the dependencies, values of the parameters."""
+    entry = stage_entry(root, stage)
+    if entry is None:
+        return None
+    content = [entry["cmd"], dep_hashes(root, stage), _parameter_values(root, entry)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _parameter_values(root: Path, entry: dict) -> dict:

@@ -240,6 +240,7 @@ def _record_code(run: Run, name: str, code: Path) -> None:
         patch = run.journal.keep_text("uncommitted.patch", "")
         (run.journal.folder / patch).write_bytes(git["patch"].encode("utf-8", "surrogateescape"))
         run.journal.append("artifact", file=patch, folder="record")
+    run.log_text(value_text(record.dep_hashes(code, name)), "deps.json", "record")
     for path in record.uncached_outs(code):
         run.log_artifact(code / path, f"{UNCACHED}/{Path(path).parent.as_posix()}")
     for file in ("params.yaml", "dvc.yaml", "dvc.lock"):

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
-from registry_builder import build_outs
+
+from tests.mlflow_project import database, project, store  # noqa: F401
+from tests.registry.registry_builder import build_outs
 
 
 @pytest.fixture(scope="session")

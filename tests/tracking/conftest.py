@@ -1,0 +1,1 @@
+from tests.mlflow_project import database, project, store  # noqa: F401
