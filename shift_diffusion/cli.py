@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 DEFAULT_MODEL = "models:/shift-diffusion@champion"
+VARIANTS = ("float32", "static_int8", "dynamic_int8", "weight_int8")
 SAMPLERS = ("ddpm", "ddim", "dpmpp_2m", "euler", "heun")
 
 
@@ -63,7 +64,7 @@ def _add_sample(commands: argparse._SubParsersAction) -> None:
         default=DEFAULT_MODEL,
         help=f"models:/NAME@ALIAS, models:/NAME/NUMBER, or a folder like models/stage-3 (default: {DEFAULT_MODEL})",
     )
-    parser.add_argument("--variant", choices=("float32", "int8"), default="float32", help="of a registered model")
+    parser.add_argument("--variant", choices=VARIANTS, default="float32", help="of a registered model")
     parser.add_argument("--sampler", choices=SAMPLERS, help="default: the one the model was evaluated with")
     parser.add_argument("--steps", type=int, metavar="N", help="network evaluations; default: as evaluated")
     parser.add_argument("--guidance", type=float, metavar="X", help="1 = none, more follows the prompt more closely")

@@ -38,7 +38,7 @@ def database(pytestconfig) -> Path:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch, database) -> Path:
-    """The working directory: a project with two stages, params.yaml and an empty store. No setting of the user's counts."""
+    """The working directory: a project with two stages, params.yaml and an empty store; without the user's settings."""
     for name in [*os.environ]:
         if name.startswith(("MLFLOW_", "SHIFT_DIFFUSION_", "DVC_")) or name in ("RANK", "LOCAL_RANK"):
             monkeypatch.delenv(name)

@@ -2,7 +2,7 @@
 
 bundle.json     {"format_version", "defaults": {sampler, num_steps, guidance_scale, spacing}, "model": short hash}
 float32/        weights and config of the trained network (models/saving.py)
-int8/           what the stage `quantize` has written, where there is one
+int8/           what the stage `quantize` has written (a folder per variant), where there is one
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shift_diffusion.sampling import Pipeline
 
 FORMAT_VERSION = 1
 FLOAT, INT8 = "float32", "int8"
-VARIANTS = (FLOAT, INT8)
+VARIANTS = (FLOAT, "static_int8", "dynamic_int8", "weight_int8")
 NEEDED = ("model.safetensors", "config.json")  # raw.safetensors is for going on with training, not for pictures
 
 
@@ -54,10 +54,11 @@ def load_variant(folder: Path, variant: str, device: str = "cpu") -> Pipeline:
     """
     if variant not in VARIANTS:
         raise ConfigError([f"variant: '{variant}' is not allowed; allowed: {', '.join(VARIANTS)}"])
-    if not (folder / variant).is_dir():
-        raise ConfigError([f"variant: this model version has no {variant}; it was registered without"])
-    if variant == INT8:
-        from shift_diffusion.quantization import load_int8
+    if variant == FLOAT:
+        return Pipeline.load(folder / FLOAT, device)
+    from shift_diffusion.quantization.saving import available_variants, load_quantized
 
-        return load_int8(folder / variant)
-    return Pipeline.load(folder / FLOAT, device)
+    available = available_variants(folder / INT8)
+    if variant not in available:
+        raise ConfigError([f"variant: this model has no {variant}; it has {', '.join([FLOAT, *available])}"])
+    return Pipeline(*load_quantized(folder / INT8, variant))

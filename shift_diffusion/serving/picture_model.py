@@ -31,7 +31,8 @@ class PictureModel(PythonModel):
         Args:
             model_input: DataFrame with `prompt` (text; empty or missing = none) and `seed` (integer; missing = number
                 of the row).
-            params: num_steps, sampler, guidance_scale, negative_prompt, variant (float32 | int8).
+            params: num_steps, sampler, guidance_scale, negative_prompt, variant (float32 | static_int8 | dynamic_int8 |
+                weight_int8).
 
         Returns:
             DataFrame with `picture` (bytes of a PNG; base64 over REST), `seed` and `prompt`. The PNG itself carries

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,11 @@ class Run(NullRun):
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Numbers at a step of a curve, or, without a step, results of the stage (these stand on the parent too)."""
-        names = clean_names(values)
-        numbers = {names[str(name)]: float(value) for name, value in values.items()}
+        flat = flatten(values)
+        names = clean_names(flat)
+        numbers = {names[name]: float(value) for name, value in flat.items() if isinstance(value, Real)}
+        for name in [name for name, value in flat.items() if not isinstance(value, Real)]:
+            self.set_tag(f"metric.{name}", flat[name])  # "not available: no C++ compiler" is an outcome, too
         self.journal.append("metrics", values=numbers, step=0 if step is None else int(step), summary=step is None)
 
     def log_params(self, values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Servers stumble, disks are read-only, processes are killed: the work goes on and the record ends complete and true."""
+"""Servers stumble, disks are read-only, processes are killed: work goes on, the record ends complete and true."""
 
 import os
 import signal
