@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sample(commands)
     _add_diagnose(commands)
     _add_report(commands)
+    _add_results(commands)
     _add_registry(commands)
     return parser
 
@@ -109,6 +110,18 @@ def _report(options: argparse.Namespace) -> int:
     write_report(code_root(), options.out)
     print(options.out)
     return 0
+
+
+def _add_results(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("results", help="where the pictures, the numbers and the model of the last run are")
+    parser.add_argument("root", nargs="?", default=".", help="the project (default: the working directory)")
+    parser.set_defaults(run=_results)
+
+
+def _results(options: argparse.Namespace) -> int:
+    from shift_diffusion import results
+
+    return results.main(options.root)
 
 
 def _add_registry(commands: argparse._SubParsersAction) -> None:

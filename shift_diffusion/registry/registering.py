@@ -141,8 +141,10 @@ def register_outs(
     verdict = "promoted" if decision.promote else "kept"
     run.set_tag("decision", f"{verdict}: {decision.reason}")
     return {
+        "name": section.name,
         "model": f"models:/{section.name}/{decision.version}",
         "version": decision.version,
+        "promoted": champion is not None and champion.number == decision.version,
         "champion": champion.number if champion else None,
         "decision": verdict,
         "reason": decision.reason,
