@@ -203,6 +203,8 @@ class Quantize(Section):
     variants: _tuple(Literal["static_int8", "dynamic_int8", "weight_int8"])
     calibration_batches: Positive
     batch_size: Positive
+    activation_bits: Literal["auto", 7, 8]  # auto = 8 with int8 units; older CPUs overflow beyond 7
+    num_samples: Positive  # pictures per variant for its FID, same seeds and captions for all
     keep_float: _tuple(str)  # names of layers, glob patterns
     max_error: PositiveFloat  # relative error of the prediction
     max_fid_increase: PositiveFloat  # relative
