@@ -1,4 +1,4 @@
-"""A temporary clone of the project with the tiny parameters of tests/smoke.yaml: real DVC, real stages, nothing shared."""
+"""A temporary clone with the tiny parameters of tests/smoke.yaml: real DVC, real stages, nothing shared."""
 
 from __future__ import annotations
 
