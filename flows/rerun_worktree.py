@@ -26,7 +26,7 @@ def command(arguments: list[str], cwd: Path, data: bytes | None = None, env: dic
 
 @contextmanager
 def worktree(root: Path, folder: Path, record: Record, code: str | None, keep: bool) -> Iterator[Path]:
-    """Yields `folder` with the record's code, parameters, dvc.lock and small reports.
+    """Yields the project in the new worktree `folder`, with the record's code, parameters, dvc.lock and small reports.
 
     Args:
         code: None = the code of the record; "." = this working tree with its uncommitted changes; else a git revision.
@@ -35,12 +35,15 @@ def worktree(root: Path, folder: Path, record: Record, code: str | None, keep: b
     Raises: ConfigError when the commit is gone or the patch doesn't apply.
     """
     commit, patch = _code(root, record, code)
+    prefix = command(
+        ["git", "rev-parse", "--show-prefix"], root
+    ).strip()  # the project may lie below the repository's root
     try:
         command(["git", "worktree", "add", "--detach", "--force", str(folder), commit], root)
         if patch:
             command(["git", "apply", "--binary", "--whitespace=nowarn", "-"], folder, patch)
-        _restore(root, folder, record)
-        yield folder
+        _restore(root, folder / prefix, record)
+        yield folder / prefix
     finally:
         if not keep:
             subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=root, capture_output=True)

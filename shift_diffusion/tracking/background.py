@@ -28,6 +28,7 @@ class Sender(threading.Thread):
         self.failures = 0
         self.last_error = ""
         self._store = None
+        self._swept = False
         self._wake, self._finish, self._done = threading.Event(), threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -69,7 +70,7 @@ class Sender(threading.Thread):
 
     def _leftovers(self) -> None:
         """Once per process, after its own run exists: older journals, runs of vanished processes."""
-        if self.__dict__.setdefault("_swept", False) or self._store is None:
+        if self._swept:
             return
         self._swept = True
         try:

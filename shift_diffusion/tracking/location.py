@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import quote
 
 EXPERIMENT = "shift-diffusion"
 
@@ -49,7 +48,7 @@ def tracking_uri(root: Path | None = None) -> str:
     """`MLFLOW_TRACKING_URI` if set, else `sqlite:///<project root>/mlflow.db`."""
     if named := os.environ.get("MLFLOW_TRACKING_URI"):
         return named
-    return "sqlite:///" + quote(str((root or project_root()) / "mlflow.db"), safe="/ :\\")
+    return f"sqlite:///{(root or project_root()) / 'mlflow.db'}"  # not quoted: SQLAlchemy takes the path as it is
 
 
 def default_database(root: Path | None = None) -> Path | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from shift_diffusion.tracking import reachable
 from shift_diffusion.tracking.journal import journal_root
 from shift_diffusion.tracking.location import (
     artifact_root,
@@ -56,6 +57,7 @@ def open_store(root: Path | None = None) -> Store:
     """
     root = root or project_root()
     uri = tracking_uri(root)
+    reachable.check(uri)
     client = make_client(uri)
     with FileLock(journal_root(root) / "store.lock", timeout=120):  # two first starts would both create the tables
         database = default_database(root)
@@ -70,8 +72,8 @@ def make_client(uri: str) -> MlflowClient:
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    for name in ("mlflow.store.db.utils", "alembic"):  # the table creation of a first start isn't news
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("mlflow.store.db.utils", "alembic"):  # a first start isn't news, and of trouble we speak ourselves
+        logging.getLogger(name).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

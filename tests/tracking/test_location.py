@@ -68,3 +68,8 @@ def test_harmless_text_is_shown_as_it_is():
 def test_password_of_the_environment_is_never_shown(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
     assert "horse" not in redact("401 for correct horse")
+
+
+def test_the_projects_own_parameters_hold_nothing_that_looks_like_a_secret():
+    text = (Path(__file__).resolve().parent.parent.parent / "params.yaml").read_text(encoding="utf-8")
+    assert redact(text) == text, "a record with changed parameters could not be made again"
