@@ -20,7 +20,8 @@ def main() -> None:
 
     params, out, reports = load_params(), Path("data/prepared"), Path("reports/prepare")
     resolutions = [stage.resolution for stage in params.train.stages]
-    with track_stage("prepare", params) as run:
+    sections = {"data": params.data.model_dump(), "text": params.text.model_dump(), "resolutions": resolutions}
+    with track_stage("prepare", sections) as run:
         start = time.monotonic()
         report = prepare_data(params.data, params.text, resolutions, out, PROJECT_ROOT / ".cache")
         run.log_metrics({"seconds": time.monotonic() - start, **report.pop("run")})

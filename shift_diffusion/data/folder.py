@@ -48,15 +48,12 @@ class Folder:
     def items(self) -> Iterator[Item]:
         paths = self._chosen(self._scan())
         classes = {name: number for number, name in enumerate(sorted(self._classes))}
-        captions: dict[str, dict[str, str]] = {}
+        captions = self._metadata(paths)
         for relative in paths:
-            folder = relative.rpartition("/")[0]
-            if folder not in captions:
-                captions = {folder: self._metadata(folder)}  # of one folder at a time
             label = relative.split("/")[0] if "/" in relative else None
             details = {} if label is None else {"class": label, "class_number": classes[label]}
             yield Item(
-                id=relative, caption=self._caption(relative, label, captions[folder]), key=relative, details=details
+                id=relative, caption=self._caption(relative, label, captions), key=relative, details=details
             )
 
     def load(self, item: Item) -> bytes:
@@ -116,19 +113,27 @@ class Folder:
         self.notes["left_out_by_num_images"] = len(paths) - self.num_images
         return sorted(sorted(paths, key=hash_of)[: self.num_images])
 
-    def _metadata(self, folder: str) -> dict[str, str]:
-        """file name -> caption, from the folder's metadata file; {} without one."""
-        for name in _METADATA:
-            path = self.root / folder / name
-            if path.is_file():
-                return _read_metadata(path)
-        return {}
+    def _metadata(self, paths: list[str]) -> dict[str, str]:
+        """relative path -> caption, from every metadata file; a deeper file has the last word."""
+        folders = {""} | {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
+        captions: dict[str, str] = {}
+        for folder in sorted(folders, key=lambda name: (name.count("/") + bool(name), name)):
+            for name in _METADATA:
+                path = self.root / folder / name
+                if path.is_file():
+                    prefix = f"{folder}/" if folder else ""
+                    captions.update({prefix + file: text for file, text in _read_metadata(path).items()})
+                    break
+        absent = len(captions.keys() - set(paths))
+        if absent:
+            self.notes["captions_without_picture"] = absent
+        return captions
 
     def _caption(self, relative: str, label: str | None, captions: dict[str, str]) -> str:
         beside = (self.root / relative).with_suffix(".txt")
         if beside.is_file():
             return " ".join(beside.read_text(encoding="utf-8", errors="replace").split())
-        said = captions.get(relative.rpartition("/")[2])
+        said = captions.get(relative)
         if said is not None:
             return " ".join(said.split())
         return "" if label is None else " ".join(label.replace("_", " ").replace("-", " ").split())
