@@ -77,8 +77,9 @@ class CheckpointFolder:
             (temporary / STATE).write_text(json.dumps(content, allow_nan=False))
             _move_into_place(temporary, final)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(self._explain(final, tensors, error)) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         self._rotate()
         return final
 

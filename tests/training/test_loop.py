@@ -1,0 +1,310 @@
+"""A stage as a whole: the same bytes after any break, true reports, clear endings (cases 5, 7, 11 to 13, 16)."""
+
+import dataclasses
+import math
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from shift_diffusion.config import ConfigError
+from shift_diffusion.models.saving import load_network
+from shift_diffusion.stage import Terminated
+from shift_diffusion.training import loop
+from shift_diffusion.training.batches import TrainingBatches
+from shift_diffusion.training.checkpoint import CheckpointError
+from shift_diffusion.training.guard import LEAD, TrainingDiverged
+from shift_diffusion.training.interrupt import StopRequest
+from shift_diffusion.training.loop import train
+from shift_diffusion.training.outputs import write_outputs
+
+
+def outputs(result, folder: Path) -> dict[str, bytes]:
+    """Every file a stage writes, by relative path."""
+    write_outputs(result, folder / "models" / "stage-1", folder / "reports" / "stage-1")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def unbroken(data, tmp_path_factory) -> dict[str, bytes]:
+    from tests.conftest import merge, tiny_params
+    from tests.training.conftest import SHORT
+
+    folder = tmp_path_factory.mktemp("unbroken")
+    return outputs(train(1, tiny_params(merge(SHORT, {})), data, folder / "checkpoints"), folder / "out")
+
+
+class Killed(BaseException):
+    """Ends a run without a checkpoint, as kill -9 does for all that the next run can see."""
+
+
+def stop_at(step: int, how):
+    """An on_metrics that ends the run at the first row at or after `step`."""
+
+    def on_metrics(now, values):
+        if now >= step and "images_per_s" in values:
+            how()
+
+    return on_metrics
+
+
+def kill():
+    raise Killed
+
+
+def send(signum):
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def test_files_of_a_stage(unbroken):
+    assert sorted(unbroken) == [
+        *(f"models/stage-1/{name}" for name in ("config.json", "model.safetensors", "raw.safetensors")),
+        *(f"reports/stage-1/{name}" for name in ("curves.png", "history.csv", "metrics.json", "samples.png")),
+    ]
+
+
+@pytest.mark.parametrize(("step", "how", "error"), [(8, kill, Killed), (16, kill, Killed)])
+def test_a_killed_run_ends_in_the_same_bytes(short, data, tmp_path, capsys, unbroken, step, how, error):
+    with pytest.raises(error):
+        train(1, short(), data, tmp_path / "checkpoints", on_metrics=stop_at(step, how))
+    capsys.readouterr()
+    result = train(1, short(), data, tmp_path / "checkpoints")
+    resumed_at = step - step % 5
+    assert f"resumed from {tmp_path}" in (out := capsys.readouterr().out)
+    assert f"at step {resumed_at} of 20" in out
+    assert outputs(result, tmp_path / "out") == unbroken
+
+
+@pytest.mark.parametrize(("signum", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(short, data, tmp_path, unbroken, signum, error):
+    before = signal.getsignal(signum)
+    with pytest.raises(error, match="stopped at step 9 of 20, checkpoint written"):
+        train(1, short(), data, tmp_path / "checkpoints", on_metrics=stop_at(8, send(signum)))
+    assert signal.getsignal(signum) is before
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000000", "step-00000005", "step-00000009-interrupted"]
+    assert outputs(train(1, short(), data, tmp_path / "checkpoints"), tmp_path / "out") == unbroken
+
+
+def test_a_signal_during_validation_gives_it_up_and_the_next_run_makes_up_for_it(short, data, tmp_path, unbroken):
+    """The row of step 12 is the last before the validation at 20; its signal is seen by the step after it."""
+    sent = []
+
+    def on_metrics(step, values):
+        if step == 20 and "images_per_s" in values and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    with pytest.raises(Terminated, match="step 20 of 20"):
+        train(1, short(), data, tmp_path / "checkpoints", on_metrics=on_metrics)
+    validated = []
+    result = train(1, short(), data, tmp_path / "checkpoints", on_metrics=lambda s, v: validated.append(s))
+    assert validated == [20]
+    assert outputs(result, tmp_path / "out") == unbroken
+
+
+def test_a_second_interrupt_ends_at_once(monkeypatch):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)  # passed on by a launcher
+        monkeypatch.setattr(stop, "_asked_at", stop._asked_at - 2)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_stay_as_they_are(short, data, tmp_path):
+    results = []
+    params = short({"train": {"stage-1": {"images": 16, "warmup": 0}}})
+    thread = threading.Thread(target=lambda: results.append(train(1, params, data, tmp_path)))
+    thread.start()
+    thread.join()
+    assert results[0].metrics["steps"] == 2
+
+
+def test_a_finished_run_is_not_repeated(short, data, tmp_path, unbroken):
+    train(1, short(), data, tmp_path / "checkpoints")
+    rows = []
+    result = train(1, short(), data, tmp_path / "checkpoints", on_metrics=lambda s, v: rows.append(s))
+    assert rows == []
+    assert outputs(result, tmp_path / "out") == unbroken
+
+
+def test_a_broken_checkpoint_costs_only_the_steps_since_the_one_before(short, data, tmp_path, unbroken, caplog):
+    with pytest.raises(Killed):
+        train(1, short(), data, tmp_path / "checkpoints", on_metrics=stop_at(12, kill))
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    newest = folder / "step-00000010" / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert outputs(train(1, short(), data, tmp_path / "checkpoints"), tmp_path / "out") == unbroken
+    assert "set aside" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        {"seed": 1},
+        {"model": {"embedding_dim": 32}},
+        {"conditioning": {"style": "flux"}},
+        {"train": {"stage-1": {"lr": 1e-4}}},
+        {"train": {"cadence": {"validate": 4}}},
+    ],
+)
+def test_other_parameters_never_go_on_from_these_checkpoints(short, data, tmp_path, capsys, overlay):
+    """Cases 16 and 28."""
+    for each in ({}, overlay):
+        with pytest.raises(Killed):
+            train(1, short(each), data, tmp_path, on_metrics=stop_at(8, kill))
+    assert "resumed" not in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_changes_nothing_goes_on(short, data, tmp_path, capsys):
+    with pytest.raises(Killed):
+        train(1, short(), data, tmp_path, on_metrics=stop_at(8, kill))
+    train(1, short({"train": {"cadence": {"keep_checkpoints": 7}}, "evaluate": {"num_samples": 16}}), data, tmp_path)
+    assert "resumed" in capsys.readouterr().out
+
+
+def test_stages_grow_from_one_another(short, data, tmp_path):
+    params, init = short(), None
+    for stage in (1, 2):
+        result = train(stage, params, data, tmp_path / "checkpoints", init)
+        write_outputs(result, tmp_path / "model", tmp_path / "report")
+        init, config = load_network(tmp_path / "model")
+        assert config["resolution"] == params.train.stages[stage - 1].resolution
+    assert result.samples.shape == (12, 3, 16, 16)
+    assert result.metrics["parameters"] == sum(p.numel() for p in init.parameters())
+
+
+def test_metrics_say_how_the_run_went(short, data, tmp_path):
+    seen, pictures = {}, []
+    result = train(
+        1,
+        short(),
+        data,
+        tmp_path,
+        on_metrics=lambda step, values: seen.setdefault(step, {}).update(values),
+        on_samples=lambda step, images: pictures.append((step, images)),
+    )
+    assert sorted(seen) == [4, 8, 10, 12, 16, 20]
+    row = seen[20]
+    for name in ("loss", "loss_q1", "loss_q4", "lr", "grad_norm", "images", "images_per_s", "data_wait_share"):
+        assert math.isfinite(row[name]), name
+    assert row["peak_memory_mb"] > 10
+    assert math.isfinite(row["validation_loss"])
+    assert [step for step, _ in pictures] == [10, 20]
+    assert pictures[0][1].dtype == torch.uint8
+    expected = ("loss", "validation_loss", "steps", "images", "skipped_steps", "rollbacks", "parameters", "grad_norm")
+    assert set(expected) < set(result.metrics)
+    assert any(name.startswith("shift_") for name in result.metrics)
+    assert result.metrics["images"] == 160
+    assert result.metrics["steps"] == 20
+    assert not any("images_per_s" in r or "peak" in str(r) for r in result.history.rows)
+
+
+def test_validation_noise_is_fixed(short, data, tmp_path):
+    """With a learning rate of nearly nothing the validation loss stays put, whatever was trained on."""
+    params = short({"train": {"stage-1": {"lr": 1e-12}}})
+    losses = train(1, params, data, tmp_path).history.series("validation_loss")[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def poison(monkeypatch, draws, change):
+    """Changes the noise of the batches of some draws."""
+    make = TrainingBatches.make
+
+    def made(self, draw, size):
+        batches = make(self, draw, size)
+        return [dataclasses.replace(b, eps=change(b.eps)) for b in batches] if draw in draws else batches
+
+    monkeypatch.setattr(TrainingBatches, "make", made)
+
+
+def one_nan(eps):
+    eps = eps.clone()
+    eps[0, 0, 0, 0] = math.nan
+    return eps
+
+
+def test_one_bad_batch_costs_one_draw(short, data, tmp_path, monkeypatch):
+    poison(monkeypatch, {7}, one_nan)
+    result = train(1, short(), data, tmp_path)
+    assert (result.metrics["steps"], result.metrics["skipped_steps"], result.metrics["images"]) == (20, 1, 160)
+    assert all(torch.isfinite(p).all() for p in result.averaged.parameters())
+
+
+def test_learning_rates_are_the_same_with_and_without_a_break(short, data, tmp_path, monkeypatch):
+    """Case 11, with a skipped step on the way."""
+    poison(monkeypatch, {7}, one_nan)
+    params = short({"train": {"cadence": {"log": 1}}})
+    whole = train(1, params, data, tmp_path / "whole").history.series("lr")[1]
+    with pytest.raises(Killed):
+        train(1, params, data, tmp_path / "broken", on_metrics=stop_at(9, kill))
+    assert train(1, params, data, tmp_path / "broken").history.series("lr")[1] == whole
+    assert len(whole) == 20
+    assert max(whole) == params.train.stage_1.lr
+
+
+def test_bad_steps_in_a_row_stop_the_run_with_a_diagnosis(short, data, tmp_path, monkeypatch):
+    poison(monkeypatch, range(7, 100), one_nan)
+    with pytest.raises(TrainingDiverged) as caught:
+        train(1, short({"optim": {"max_bad_steps": 3}}), data, tmp_path)
+    message = str(caught.value)
+    for part in ("stage-1", "3 bad steps in a row at step 7", "Noise levels", "blob-", ".png"):
+        assert part in message
+    (folder,) = tmp_path.iterdir()
+    from safetensors.torch import load_file
+
+    for path in folder.glob("step-*/state.safetensors"):
+        assert all(torch.isfinite(tensor).all() for tensor in load_file(path).values())
+
+
+SPIKE = {"train": {"stage-1": {"images": 8 * 70, "warmup": 3}, "cadence": {"checkpoint": 25}}}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_spike_goes_back_once_and_leaves_it_out(short, data, tmp_path, monkeypatch, capsys, broken):
+    poison(monkeypatch, {62}, lambda eps: eps * 30)
+    whole = outputs(train(1, short(SPIKE), data, tmp_path / "a"), tmp_path / "out-a")
+    assert "back to the last regular checkpoint" in capsys.readouterr().out
+    assert b'"rollbacks": 1' in whole["reports/stage-1/metrics.json"]
+    assert f'"skipped_steps": {LEAD + 1}'.encode() in whole["reports/stage-1/metrics.json"]
+    if broken:
+        with pytest.raises(Terminated):  # its checkpoint at step 61 is newer than the regular one of 50
+            train(1, short(SPIKE), data, tmp_path / "b", on_metrics=stop_at(60, send(signal.SIGTERM)))
+        assert outputs(train(1, short(SPIKE), data, tmp_path / "b"), tmp_path / "out-b") == whole
+
+
+def test_no_space_is_said_before_the_first_step(short, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("shift_diffusion.training.checkpoint.free_bytes", lambda folder: 1000)
+    with pytest.raises(CheckpointError, match="make room first"):
+        train(1, short(), data, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_split_is_refused(short, tmp_path):
+    from tests.training.prepared import write_prepared
+
+    empty = write_prepared(tmp_path, num_train=8, num_validation=0)
+    with pytest.raises(ConfigError, match="no image in the split 'validation'"):
+        train(1, short(), empty, tmp_path / "checkpoints")
+
+
+def test_dropout_is_a_function_of_the_draw_too(short, data, tmp_path):
+    params = short({"model": {"dropout": 0.3}, "train": {"stage-1": {"images": 80}}})
+    whole = outputs(train(1, params, data, tmp_path / "a"), tmp_path / "out-a")
+    with pytest.raises(Killed):
+        train(1, params, data, tmp_path / "b", on_metrics=stop_at(8, kill))
+    torch.manual_seed(1234)
+    assert outputs(train(1, params, data, tmp_path / "b"), tmp_path / "out-b") == whole
+
+
+def test_the_caller_s_random_state_is_left_alone(short, data):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    loop.start_network(1, short(), data, None)
+    assert torch.equal(torch.rand(1), expected)
