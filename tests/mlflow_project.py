@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def stage_runs(store, name: str | None = None) -> list:
 
 def parents(store) -> list:
     return list(store.client.search_runs([store.experiment_id], "tags.kind = 'pipeline'"))
+
+
+def drain(store) -> None:
+    """Sends what a stage left behind because the machine was too busy to send it in time."""
+    from shift_diffusion.tracking.background import send_locked
+    from shift_diffusion.tracking.journal import journal_root, journals
+
+    deadline = time.monotonic() + 120
+    while left := journals(journal_root(store.root)):
+        assert time.monotonic() < deadline
+        for journal in left:
+            send_locked(journal, store)
 
 
 def artifacts(store, run_id: str, folder: str | None = None) -> list[str]:

@@ -219,7 +219,8 @@ def _record(run: Run, name: str, code: Path, stop: threading.Event) -> None:
     try:
         _record_code(run, name, code)
     except Exception as error:  # noqa: BLE001 - an incomplete record is no reason to stop the work
-        say(f"the state of the code could not be recorded: {error}")
+        if not stop.is_set():  # else the stage has ended before its record was complete
+            say(f"the state of the code could not be recorded: {error}")
     system_metrics()  # the first reading of the CPU share is the time since boot
     step = 0
     while not stop.wait(INTERVAL_S):
@@ -246,7 +247,7 @@ def _record_code(run: Run, name: str, code: Path) -> None:
         run.journal.append("artifact", file=patch, folder="record")
     run.log_text(value_text(record.dep_hashes(code, name)), "deps.json", "record")
     for path in record.uncached_outs(code):
-        run.log_artifact(code / path, f"{UNCACHED}/{Path(path).parent.as_posix()}")
+        run.log_artifact(code / path, (Path(UNCACHED) / path).parent.as_posix())
     for file in ("params.yaml", "dvc.yaml", "dvc.lock"):
         if (code / file).is_file():
             run.log_text(redact(_read(code / file)), file, "record")
@@ -258,7 +259,7 @@ def _end(run: Run, name: str, status: str) -> None:
         run.log_text(value_text(record.out_hashes(root, name)), "outs.json", "record")
         for path in record.uncached_out_paths(record.stage_entry(root, name) or {}):
             if (root / path).is_file():
-                run.log_artifact(root / path, f"{UNCACHED}/{Path(path).parent.as_posix()}")
+                run.log_artifact(root / path, (Path(UNCACHED) / path).parent.as_posix())
     run.journal.append("end", status=status)
     timeout = FINISH_TIMEOUT_S if status == "FINISHED" else STOP_TIMEOUT_S
     if run.sender is not None and not run.sender.finish(timeout) and not run.sender.failures:

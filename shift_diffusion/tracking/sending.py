@@ -24,8 +24,36 @@ class _Batch:
 
     def send(self, store: Store, run_id: str) -> None:
         while self.metrics or self.params or self.tags:
-            store.client.log_batch(run_id, self.metrics[: 9 * BATCH], self.params[:BATCH], self.tags[:BATCH])
+            part = self.metrics[: 9 * BATCH], self.params[:BATCH], self.tags[:BATCH]
+            try:
+                store.client.log_batch(run_id, *part)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                _send_one_by_one(store, run_id, part)
             del self.metrics[: 9 * BATCH], self.params[:BATCH], self.tags[:BATCH]
+
+
+def is_refusal(error: Exception) -> bool:
+    """Will the server say the same next time? Then one odd value must not hold back all that follows it."""
+    return getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
+
+
+def _send_one_by_one(store: Store, run_id: str, part: tuple[list, list, list]) -> None:
+    for position, entities in enumerate(part):
+        for entity in entities:
+            lists: list[list] = [[], [], []]
+            lists[position] = [entity]
+            try:
+                store.client.log_batch(run_id, *lists)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                _note_refusal(store, run_id, entity.key, error)
+
+
+def _note_refusal(store: Store, run_id: str, what: str, error: Exception) -> None:
+    store.client.set_tag(run_id, "refused", redact(f"{what}: {error}")[:1000])
 
 
 def send(journal: Journal, store: Store) -> bool:
@@ -34,6 +62,9 @@ def send(journal: Journal, store: Store) -> bool:
     The caller holds the journal's lock. Raises whatever MLflow raises; nothing is lost then.
     """
     state = journal.sent
+    if "run_id" in state and _was_deleted(store, state["run_id"]):
+        journal.remove()
+        return True
     if "run_id" not in state:
         start = journal.first()
         if start is None:
@@ -48,6 +79,16 @@ def send(journal: Journal, store: Store) -> bool:
             journal.remove()
             return True
     return False
+
+
+def _was_deleted(store: Store, run_id: str) -> bool:
+    """Someone has deleted the run in MLflow: what is left of it isn't wanted any more."""
+    try:
+        return store.client.get_run(run_id).info.lifecycle_stage == "deleted"
+    except Exception as error:
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            return True
+        raise
 
 
 def _some(journal: Journal, offset: int):
@@ -106,8 +147,8 @@ def _send_artifact(journal: Journal, store: Store, run_id: str, event: dict) -> 
             store.client.log_artifacts(run_id, str(path), "/".join(filter(None, (event["folder"], path.name))))
         elif path.is_file():
             store.client.log_artifact(run_id, str(path), event["folder"])
-    except OSError as error:
-        if isinstance(error, ConnectionError):
+    except Exception as error:
+        if isinstance(error, ConnectionError) or not (isinstance(error, OSError) or is_refusal(error)):
             raise
         store.client.set_tag(run_id, "artifacts_missing", redact(f"{Path(event['file']).name}: {error}")[:1000])
 

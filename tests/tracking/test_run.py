@@ -9,7 +9,7 @@ from shift_diffusion.config import load_params
 from shift_diffusion.stage import Terminated
 from shift_diffusion.tracking import NullRun, TrackingError, track_stage
 from shift_diffusion.tracking.journal import journal_root, journals
-from tests.mlflow_project import artifact_text, artifacts, parents, stage_runs
+from tests.mlflow_project import artifact_text, artifacts, drain, parents, stage_runs
 
 DATASET = {"name": "avatars", "content_hash": "ab" * 32, "num_images": 6000, "source": "avatars"}
 
@@ -34,6 +34,7 @@ def test_everything_of_a_stage_is_remembered(project, store):
         (project / "made").mkdir()
         (project / "made" / "x").write_text("1")
         (project / "report.json").write_text("{}")
+    drain(store)
     (found,) = stage_runs(store)
     (parent,) = parents(store)
     assert (found.info.status, parent.info.status) == ("FINISHED", "FINISHED")
@@ -73,6 +74,7 @@ def test_status_is_true(project, store, ending, status):
     with pytest.raises(type(ending)):
         with track_stage("make", {}):
             raise ending
+    drain(store)
     (found,) = stage_runs(store)
     assert found.info.status == status
     assert parents(store)[0].info.status == status
@@ -89,6 +91,7 @@ def test_one_parent_per_configuration_and_the_way_from_run_to_run(project, store
     (project / "params.yaml").write_text(params.replace("seed: 0", "seed: 1"))
     with pytest.raises(KeyboardInterrupt), track_stage("make", {"optim": {"lr": 5e-4}}):
         raise KeyboardInterrupt
+    drain(store)
     assert len(parents(store)) == 2
     newest, oldest = stage_runs(store, "make")
     assert oldest.info.run_id == first.journal.sent.get("run_id", oldest.info.run_id)
@@ -129,3 +132,22 @@ def test_only_the_first_process_of_a_training_is_tracked(project, monkeypatch):
     assert not journals(journal_root(project))
     with pytest.raises(TrackingError):
         run.require_id()
+
+
+def test_what_the_server_refuses_does_not_hold_back_the_rest(project, store):
+    with track_stage("make", {}) as run:
+        run.journal.append("tags", values={"": "a tag without a name"})
+        run.journal.append("artifact", file=run.journal.keep_text("note.txt", "a"), folder="../up")
+        run.log_metrics({"loss": 1.0}, step=0)
+    drain(store)
+    (found,) = stage_runs(store)
+    assert found.info.status == "FINISHED"
+    assert found.data.metrics["loss"] == 1.0
+    assert {"refused", "artifacts_missing"} <= found.data.tags.keys()
+
+
+def test_a_run_that_was_deleted_meanwhile_is_let_go(project, store):
+    with track_stage("make", {}) as run:
+        store.client.delete_run(run.require_id())
+    drain(store)
+    assert not stage_runs(store)

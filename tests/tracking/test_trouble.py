@@ -12,7 +12,7 @@ from shift_diffusion.tracking import TrackingError, track_stage
 from shift_diffusion.tracking.background import sweep
 from shift_diffusion.tracking.journal import journal_root, journals
 from shift_diffusion.tracking.owner import has_vanished, this_process
-from tests.mlflow_project import parents, stage_runs
+from tests.mlflow_project import drain, parents, stage_runs
 
 NOWHERE = "http://someone:hunter2@127.0.0.1:9"
 CHILD = """
@@ -51,12 +51,8 @@ def test_no_server_from_the_start(project, store, monkeypatch, capsys):
     assert "hunter2" not in "".join(j.events_file.read_text() for j in journals(journal_root(project)))
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert not stage_runs(store)
-    with track_stage("use", {}):  # the next stage brings along what is left; its own process is alive, so by hand here
-        pass
-    (left,) = journals(journal_root(project))
-    from shift_diffusion.tracking.background import send_locked
-
-    assert send_locked(left, store)
+    assert journals(journal_root(project))
+    drain(store)
     (late,) = stage_runs(store, "make")
     assert late.info.status == "FINISHED"
     assert steps_of(store, late) == list(range(100))
@@ -80,9 +76,7 @@ def test_kill_9_is_found_at_the_next_start(project, store):
         file.write('{"kind": "metr')  # the kill came in the middle of a line
     with track_stage("use", {}):
         pass
-    deadline = time.monotonic() + 30
-    while journals(journal_root(project)) and time.monotonic() < deadline:
-        sweep(journal_root(project), store)
+    sweep(journal_root(project), store)
     (killed,) = stage_runs(store, "make")
     assert killed.info.status == "KILLED"
     assert killed.data.tags["ended_by"] == "process vanished"
@@ -147,12 +141,7 @@ def test_database_locked_by_someone_else(project, store):
         time.sleep(3)
         holder.execute("COMMIT")
         holder.close()
-    deadline = time.monotonic() + 60
-    while not stage_runs(store) or stage_runs(store)[0].info.status == "RUNNING":
-        assert time.monotonic() < deadline
-        from shift_diffusion.tracking.background import send_locked
-
-        [send_locked(journal, store) for journal in journals(journal_root(project))]
+    drain(store)
     assert steps_of(store, stage_runs(store)[0]) == [0]
 
 
