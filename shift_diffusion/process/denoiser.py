@@ -46,7 +46,7 @@ class Denoiser:
         self.clip = clip
 
     def __call__(self, x_t: Tensor, t: Tensor | float) -> Tensor:
-        """x_t: (B, 3, H, W) float32; t: a float or (B,) float64 in (0, 1]. Returns (B, 3, H, W) float32."""
+        """x_t: (B, 3, H, W); t: a float or (B,) float64 in (0, 1]. Returns (B, 3, H, W) in x_t's dtype."""
         # float64 on the CPU, because some devices have none
         t = torch.as_tensor(t, dtype=torch.float64).cpu().expand(len(x_t))
         x_0 = self._guided(x_t, t)
@@ -68,6 +68,5 @@ class Denoiser:
 
     def _estimate(self, x_t: Tensor, t: Tensor, text: Any | None, drop: Tensor | None) -> Tensor:
         log_snr = self.schedule.log_snr(t).to(x_t.device, torch.float32)
-        output = self.network(x_t, log_snr, text, drop).float()
-        alpha, sigma = self.schedule.alpha(t).float(), self.schedule.sigma(t).float()
-        return to_x0(self.prediction, x0_if_logits(output, x_t), x_t, alpha, sigma)
+        output = x0_if_logits(self.network(x_t, log_snr, text, drop), x_t).to(x_t.dtype)
+        return to_x0(self.prediction, output, x_t, self.schedule.alpha(t), self.schedule.sigma(t))

@@ -20,9 +20,8 @@ def min_snr_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, gamma: 
     |d x_0 / d output|^2 times as much there. eps: min(1, gamma / SNR), v: min(SNR, gamma) / (SNR + 1),
     velocity: min(SNR, gamma) * sigma^2.
     """
-    alpha, sigma = alpha.double(), sigma.double()
-    snr = (alpha / sigma) ** 2
-    return (snr.clamp(max=gamma) * x0_gain(prediction, alpha, sigma) ** 2).float()
+    alpha, sigma = alpha.float(), sigma.float()
+    return (alpha / sigma).square().clamp(max=gamma) * x0_gain(prediction, alpha, sigma) ** 2
 
 
 def velocity_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, floor: float) -> Tensor:
@@ -32,8 +31,8 @@ def velocity_weight(prediction: Prediction, alpha: Tensor, sigma: Tensor, floor:
     prediction x0 this is the x-prediction of Li & He 2025 ("Back to basics: let denoising generative models denoise"):
     a narrow network need not carry the noise from its input to its output, and flat areas come out flat.
     """
-    alpha, sigma = alpha.double(), sigma.double()
-    return ((x0_gain(prediction, alpha, sigma) / sigma.clamp(min=floor)) ** 2).float()
+    alpha, sigma = alpha.float(), sigma.float()
+    return (x0_gain(prediction, alpha, sigma) / sigma.clamp(min=floor)) ** 2
 
 
 def gram_matrix(features: Tensor) -> Tensor:
@@ -79,14 +78,14 @@ class DenoisingLoss:
         Returns the weighted sum (B,) float32 and the terms by name, (B,) each, unweighted and detached.
         """
         section = self.section
-        alpha, sigma = alpha.to(x_0.device).flatten(), sigma.to(x_0.device).flatten()
+        alpha, sigma = (value.to(x_0.device, torch.float32).flatten() for value in (alpha, sigma))
         with torch.autocast(x_0.device.type, enabled=False):
             output = output.float()
             terms = self._target_terms(output, x_0, eps, alpha, sigma)
             loss = self._weight(alpha, sigma) * sum(getattr(section, name) * term for name, term in terms.items())
             if self.perceptual is not None:
                 estimate = self.x0_estimate(output, x_t, alpha, sigma)
-                weight = estimate_weight(sigma.float(), section.perceptual_max_noise)
+                weight = estimate_weight(sigma, section.perceptual_max_noise)
                 extra = self._feature_terms(estimate, x_0)
                 loss = loss + weight * sum(getattr(section, name) * term for name, term in extra.items())
                 terms |= extra
@@ -97,7 +96,7 @@ class DenoisingLoss:
             return min_snr_weight(self.prediction, alpha, sigma, self.section.min_snr_gamma)
         if self.section.velocity_floor:
             return velocity_weight(self.prediction, alpha, sigma, self.section.velocity_floor)
-        return torch.ones_like(alpha, dtype=torch.float32)
+        return torch.ones_like(alpha)
 
     def x0_estimate(self, output: Tensor, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """The picture an output stands for, clamped to [-1, 1]; (B, 3, H, W) float32."""

@@ -42,6 +42,8 @@ class SmallNetwork(nn.Module):
 
     @torch.no_grad()
     def forward(self, x_t, log_snr, text=None, drop=None):
+        log_snr = log_snr.to(x_t.dtype)
+        self.to(x_t.dtype)
         level = (log_snr / 10).view(-1, 1, 1, 1).expand(len(x_t), 1, *x_t.shape[2:])
         picture = torch.tanh(self.layers(torch.cat([x_t, level], 1)))
         alpha, sigma = (torch.sigmoid(s * log_snr).sqrt().view(-1, 1, 1, 1) for s in (1, -1))
@@ -54,18 +56,29 @@ def their_log_snr(scheduler, timestep):
     return torch.logit(scheduler.alphas_cumprod[int(timestep)].double()).float().view(1)
 
 
+def in_float64(scheduler):
+    """Their float32 tables in float64: the same algorithm, without what their rounding adds where alpha is tiny."""
+    scheduler.betas = torch.tensor(scheduler.config.trained_betas, dtype=torch.float64)
+    scheduler.alphas = 1 - scheduler.betas
+    scheduler.alphas_cumprod = scheduler.alphas.cumprod(0)
+    if isinstance(scheduler, DPMSolverMultistepScheduler):
+        visited = scheduler.alphas_cumprod[scheduler.timesteps]
+        scheduler.sigmas = torch.cat([((1 - visited) / visited).sqrt(), torch.zeros(1, dtype=torch.float64)])
+    return scheduler
+
+
 def timesteps_of(schedule, num_steps, spacing="uniform"):
     return (sampling_times(schedule, num_steps, spacing)[:-1] * schedule.num_train_timesteps).round().long() - 1
 
 
-def ours(sampler, schedule, prediction, num_steps, **options):
-    """Final picture and the trajectory of x_t."""
+def ours(sampler, schedule, prediction, num_steps, dtype=torch.float32, **options):
+    """The trajectory of x_t after each step."""
     trajectory = []
     denoise = Denoiser(SmallNetwork(prediction), schedule, prediction)
     result = sample(
         sampler,
         denoise,
-        initial_noise([0], SHAPE),
+        initial_noise([0], SHAPE).to(dtype),
         schedule,
         num_steps,
         generators=step_generators([0]),
@@ -75,11 +88,13 @@ def ours(sampler, schedule, prediction, num_steps, **options):
     return torch.stack([*trajectory[1:], result])
 
 
-def theirs(scheduler, prediction, **step_options):
-    network, x, trajectory = SmallNetwork(prediction), initial_noise([0], SHAPE), []
+def theirs(scheduler, prediction, dtype=torch.float32, fresh=None, **step_options):
+    """`fresh` draws the noise of a step; schedulers draw it in their network's dtype, which gives other numbers."""
+    network, x, trajectory = SmallNetwork(prediction), initial_noise([0], SHAPE).to(dtype), []
     for timestep in scheduler.timesteps:
         output = network(x, their_log_snr(scheduler, timestep))
-        x = scheduler.step(output, timestep, x, **step_options).prev_sample
+        noise = {} if fresh is None or timestep == scheduler.timesteps[-1] else {"variance_noise": fresh()}
+        x = scheduler.step(output, timestep, x, **step_options, **noise).prev_sample
         trajectory.append(x)
     return torch.stack(trajectory)
 
@@ -114,8 +129,16 @@ def test_ddim_equals_diffusers(name, prediction, num_steps, eta):
     )
     scheduler.set_timesteps(num_steps)
     assert torch.equal(scheduler.timesteps, timesteps_of(schedule, num_steps))
-    wanted = theirs(scheduler, prediction, eta=eta, generator=step_generators([0])[0])
-    torch.testing.assert_close(ours("ddim", schedule, prediction, num_steps, eta=eta), wanted, **TOLERANCE)
+    generator = step_generators([0])[0]
+    wanted = theirs(
+        in_float64(scheduler),
+        prediction,
+        torch.float64,
+        (lambda: torch.randn(1, *SHAPE, generator=generator).double()) if eta else None,
+        eta=eta,
+    )
+    found = ours("ddim", schedule, prediction, num_steps, torch.float64, eta=eta)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
 
 
 @pytest.mark.parametrize("spacing", ["uniform", "quadratic", "log_snr"])
@@ -131,8 +154,22 @@ def test_dpmpp_2m_equals_diffusers(name, prediction, num_steps, spacing):
         solver_order=2,
     )
     scheduler.set_timesteps(timesteps=timesteps_of(schedule, num_steps, spacing).tolist())
-    wanted = theirs(scheduler, prediction)
-    torch.testing.assert_close(ours("dpmpp_2m", schedule, prediction, num_steps, spacing=spacing), wanted, **TOLERANCE)
+    wanted = theirs(in_float64(scheduler), prediction, torch.float64)
+    found = ours("dpmpp_2m", schedule, prediction, num_steps, torch.float64, spacing=spacing)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("prediction", ["eps", "x0", "v"])
+@pytest.mark.parametrize("name", ["linear", "cosine_beta", "hybrid"])
+def test_parity_holds_in_float32_with_untouched_schedulers(name, prediction):
+    schedule = make_schedule(name)
+    common = {"trained_betas": schedule.betas.float().numpy(), "prediction_type": THEIR_PREDICTION[prediction]}
+    solver = DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", solver_order=2, **common)
+    solver.set_timesteps(timesteps=timesteps_of(schedule, 10).tolist())
+    ddim = DDIMScheduler(clip_sample=False, timestep_spacing="trailing", **common)
+    ddim.set_timesteps(10)
+    for sampler, scheduler in (("dpmpp_2m", solver), ("ddim", ddim)):
+        torch.testing.assert_close(ours(sampler, schedule, prediction, 10), theirs(scheduler, prediction), **TOLERANCE)
 
 
 @pytest.mark.parametrize("sampler", ["ddpm", "ddim", "dpmpp_2m"])
@@ -147,6 +184,7 @@ def test_zero_terminal_snr_equals_diffusers(prediction, sampler):
     if sampler == "dpmpp_2m":
         scheduler = DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", solver_order=2, **common)
         scheduler.set_timesteps(timesteps=timesteps_of(schedule, 10).tolist())
+        scheduler.sigmas[0] = schedule.sigma(1.0) / schedule.alpha(1.0)  # theirs stops at 4096, for float16
     elif sampler == "ddim":
         scheduler = DDIMScheduler(clip_sample=False, timestep_spacing="trailing", **common)
         scheduler.set_timesteps(10)
