@@ -37,7 +37,7 @@ def shake(network):
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+            parameter.add_(0.05 * torch.randn(parameter.shape))  # randn_like follows the memory layout
     return network
 
 
