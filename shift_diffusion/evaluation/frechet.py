@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+TOLERANCE = 1e-7  # of the traces: what is allowed to be lost to rounding
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,30 @@ def _at_most_square(factor: Tensor) -> Tensor:
 def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
     """FID of two sets; symmetric, >= 0, and 0 for a set against itself.
 
-    Work is that of the smaller matrix on each side: n x n singular values for n samples, d x d when n is above d.
+    Work is that of the smaller matrix on each side: n x n for n samples, d x d when n is above d.
     """
     if a.mean.shape != b.mean.shape:
         raise ValueError(f"features of different length: {len(a.mean)} and {len(b.mean)}")
-    shared = torch.linalg.svdvals(a.deviations @ b.deviations.T).sum()
-    distance = (a.mean - b.mean).square().sum() + a.covariance_trace + b.covariance_trace - 2 * shared
-    return max(0.0, float(distance))  # rounding can leave -1e-12 of the traces
+    traces = a.covariance_trace + b.covariance_trace
+    shared = nuclear_norm((a.deviations @ b.deviations.T).numpy(), tolerance=TOLERANCE * traces)
+    distance = float((a.mean - b.mean).square().sum()) + traces - 2 * shared
+    return max(0.0, distance)  # rounding can leave -1e-12 of the traces
+
+
+def nuclear_norm(product: np.ndarray, tolerance: float) -> float:
+    """Sum of the singular values of a matrix (p, q) float64, to within `tolerance`.
+
+    From the eigenvalues of the smaller Gram matrix, in half the time of a singular value decomposition. Squaring costs
+    accuracy where singular values are below 1e-8 of the largest; the error that this can make is bounded, and when the
+    bound exceeds the tolerance the decomposition is made after all.
+    """
+    if len(product) > product.shape[1]:
+        product = product.T
+    values = np.linalg.eigvalsh(product @ product.T).clip(min=0)
+    noise = len(values) ** 0.5 * np.finfo(np.float64).eps * values[-1]  # of each eigenvalue
+    singular = np.sqrt(values)
+    errors = np.minimum(noise**0.5, noise / (2 * np.maximum(singular, 1e-300)))
+    # centered samples leave one exact zero: it is the smallest value, and left out of sum and bound
+    if errors[1:].sum() <= tolerance:
+        return float(singular[1:].sum()) if values[0] <= noise else float(singular.sum())
+    return float(np.linalg.svd(product, compute_uv=False).sum())
