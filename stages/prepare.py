@@ -10,7 +10,7 @@ from shift_diffusion.stage import run_stage
 
 def main() -> None:
     # inside: worker processes import this module again, and need none of it
-    from shift_diffusion.config import PROJECT_ROOT, load_params
+    from shift_diffusion.config import load_params
     from shift_diffusion.data.prepare import prepare_data
     from shift_diffusion.data.sheet import contact_sheet
     from shift_diffusion.data.store import PreparedData
@@ -23,7 +23,7 @@ def main() -> None:
     sections = {"data": params.data.model_dump(), "text": params.text.model_dump(), "resolutions": resolutions}
     with track_stage("prepare", sections) as run:
         start = time.monotonic()
-        report = prepare_data(params.data, params.text, resolutions, out, PROJECT_ROOT / ".cache")
+        report = prepare_data(params.data, params.text, resolutions, out, Path(".cache"))
         run.log_metrics({"seconds": time.monotonic() - start, **report.pop("run")})
         prepared = PreparedData.open(out)
         save_png(contact_sheet(prepared), reports / "contact_sheet.png")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,18 @@ _AT_ONCE = 4096  # captions between two looks at the cache
 
 
 def write_text(
-    folder: Path, text: Text, captions: Sequence[str], cache_folder: Path | None
+    folder: Path, text: Text, captions: Callable[[], Iterable[str]], cache_folder: Path | None
 ) -> tuple[dict[str, Any], int]:
     """Writes `folder/text.safetensors`, unless text.encoder is none.
+
+    `captions` gives every picture's caption; it is called twice, so that only the unique ones are in memory.
 
     Returns:
         (the report on text, the number of captions that had to be encoded now).
     """
     if text.encoder == "none":
         return {"encoder": {"name": "none"}}, 0
-    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
+    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions()))}
     embedder = Embedder(text, cache_folder)
     writer, truncated, longest = None, 0, 0
     for embedding in progress(embedder.embed(list(numbers)), "encoding captions", "caption", total=len(numbers)):
@@ -38,7 +40,7 @@ def write_text(
         truncated, longest = truncated + embedding.truncated, max(longest, len(embedding.tokens))
     embedder.close()
     assert writer is not None  # there is at least one picture, hence one caption
-    writer.finish(numbers[caption] for caption in captions)
+    writer.finish(numbers[caption] for caption in captions())
     encoder = {"name": text.encoder, "model": text.name, "max_tokens": text.max_tokens, "dim": writer.dim}
     return {
         "encoder": encoder,

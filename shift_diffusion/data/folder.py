@@ -8,6 +8,8 @@ the name of the class, which is the first folder below the root.
 from __future__ import annotations
 
 import csv
+import errno
+import functools
 import hashlib
 import json
 import os
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shift_diffusion.config import PROJECT_ROOT, ConfigError, Data
-from shift_diffusion.data.sources import Item, hash_of
+from shift_diffusion.data.sources import ContentDigest, Item, hash_of
 
 SUFFIXES = frozenset(
     f".{name}"
@@ -27,6 +29,9 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
+MAX_BYTES = 512 << 20
+"""Larger files are refused unread."""
+
 _METADATA = ("metadata.jsonl", "metadata.csv")
 
 
@@ -34,6 +39,7 @@ class Folder:
     """Items are ordered by their path relative to the root, in code points, whatever the file system says."""
 
     name = "folder"
+    reads_files = True
 
     def __init__(self, data: Data):
         self.root = Path(data.path or "").expanduser()
@@ -45,28 +51,43 @@ class Folder:
         if not self.root.is_dir():
             raise ConfigError([f"data.path: {self.root} is not a folder"])
 
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """Of the pictures, relative to the root, sorted; the tree is walked once."""
+        return self._chosen(self._scan())
+
     def items(self) -> Iterator[Item]:
-        paths = self._chosen(self._scan())
+        paths = self.paths
         classes = {name: number for number, name in enumerate(sorted(self._classes))}
         captions = self._metadata(paths)
         for relative in paths:
             label = relative.split("/")[0] if "/" in relative else None
             details = {} if label is None else {"class": label, "class_number": classes[label]}
-            yield Item(
-                id=relative, caption=self._caption(relative, label, captions), key=relative, details=details
-            )
+            readable = relative.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            caption = self._caption(relative, label, captions)
+            yield Item(id=readable, caption=caption, key=relative, details=details)
 
     def load(self, item: Item) -> bytes:
-        return (self.root / item.key).read_bytes()
+        path = self.root / item.key
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise OSError(errno.EINVAL, "not a regular file")
+        if path.stat().st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MB")
+        return path.read_bytes()
 
     def identity(self, item: Item) -> None:
         return None
 
     def content_hash(self) -> str:
-        digest = hashlib.sha256()
+        digest = ContentDigest()
         for item in self.items():
-            data = hashlib.sha256(self.load(item)).hexdigest()
-            digest.update(hash_of(item.id, item.caption, data).encode())
+            try:
+                digest.add(item, hashlib.sha256(self.load(item)).hexdigest())
+            except OSError:
+                digest.add(item, "")
         return digest.hexdigest()
 
     def _scan(self) -> list[str]:

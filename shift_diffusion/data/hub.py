@@ -24,13 +24,14 @@ def _chosen(count: int, wanted: int | None) -> Sequence[int]:
 
 
 class TorchvisionDataset:
-    """`torchvision:NAME`, e.g. CIFAR10, CelebA, FashionMNIST, Flowers102; the split that the data set has by default."""
+    """`torchvision:NAME`, e.g. CIFAR10, CelebA, FashionMNIST; the split that the data set has by default."""
 
     name = "torchvision"
+    reads_files = False
 
     def __init__(self, dataset: str, data: Data):
         self.dataset_name, self.num_images = dataset, data.num_images
-        self.root = Path(data.path).expanduser() if data.path else PROJECT_ROOT / "data" / "raw" / "torchvision"
+        self.root = Path(data.path).expanduser() if data.path else PROJECT_ROOT / "data" / "downloads"
         self.notes: dict[str, Any] = {}
         self._dataset: Any = None
 
@@ -55,6 +56,10 @@ class TorchvisionDataset:
             except (RuntimeError, OSError, ImportError, TypeError) as error:
                 raise ConfigError([f"data.source: torchvision:{self.dataset_name} can't be opened: {error}"]) from error
         return self._dataset
+
+    def __len__(self) -> int:
+        count = len(self.open(download=True))
+        return min(count, self.num_images or count)
 
     def items(self) -> Iterator[Item]:
         dataset = self.open(download=True)
@@ -99,6 +104,7 @@ class HuggingFaceDataset:
     """`huggingface:NAME`: the train split of a data set of the hub, or of a local folder in its form."""
 
     name = "huggingface"
+    reads_files = False
 
     def __init__(self, dataset: str, data: Data):
         self.dataset_name, self.num_images = dataset, data.num_images
@@ -126,6 +132,10 @@ class HuggingFaceDataset:
             self.column = pictures[0]
             self._dataset = dataset.cast_column(self.column, datasets.Image(decode=False))
         return self._dataset
+
+    def __len__(self) -> int:
+        count = len(self.open())
+        return min(count, self.num_images or count)
 
     def items(self) -> Iterator[Item]:
         dataset = self.open()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shift_diffusion.data.array_writer import ArrayWriter
 from shift_diffusion.data.cache import Cache
 from shift_diffusion.data.decode import Target
 from shift_diffusion.data.embed import write_text
-from shift_diffusion.data.sources import Item, hash_of, open_source
+from shift_diffusion.data.sources import ContentDigest, Source, hash_of, open_source
 from shift_diffusion.data.work import Outcome, num_workers, pack, results
 from shift_diffusion.files import new_folder, write_json
 from shift_diffusion.progress import progress
@@ -46,14 +47,13 @@ def prepare_data(
         ConfigError: no usable picture, too many refused ones, or nothing to hold out for validation.
     """
     source = open_source(data)
-    items = list(source.items())
-    if not items:
+    if not len(source):
         raise ConfigError([f"data.source: {data.source} holds no pictures" + (f" ({data.path})" if data.path else "")])
     target = Target(resolutions=tuple(sorted(set(resolutions))), background=data.background, min_size=data.min_size)
     with new_folder(out) as folder:
-        report = _write_pictures(folder, items, data, target, cache_folder)
+        report = _write_pictures(folder, source, data, target, cache_folder)
         report["ignored"] = source.notes
-        report["text"], encoded = write_text(folder, text, _captions(folder), cache_folder)
+        report["text"], encoded = write_text(folder, text, lambda: _captions(folder), cache_folder)
         report["run"]["captions_encoded"] = encoded
         report["content_hash"] = _content_hash(folder, target, report["text"])
         report["source_hash"] = source.content_hash()  # flows.retrain compares it: is there new data?
@@ -62,15 +62,17 @@ def prepare_data(
 
 
 def _write_pictures(
-    folder: Path, items: list[Item], data: Data, target: Target, cache_folder: Path | None
+    folder: Path, source: Source, data: Data, target: Target, cache_folder: Path | None
 ) -> dict[str, Any]:
-    tally = Tally(len(items), max(target.resolutions))
+    tally = Tally(len(source), max(target.resolutions))
     cache_file = None if cache_folder is None else cache_folder / "pictures.db"
     cache, fresh = Cache(cache_file), {}
     arrays = {side: ArrayWriter(folder / f"images_{side}.npy", side) for side in target.resolutions}
-    outcomes = results(items, data, target, cache_file, num_workers(data.workers))
+    content = ContentDigest()
+    outcomes = results(source.items(), data, target, cache_file, num_workers(data.workers))
     with open(folder / "manifest.jsonl", "w", encoding="utf-8") as manifest:
-        for outcome in progress(outcomes, "preparing pictures", total=len(items)):
+        for outcome in progress(outcomes, "preparing pictures", total=len(source)):
+            content.add(outcome.item, outcome.identity)
             row = tally.add(outcome, data.validation_fraction)
             if row is None or outcome.picture is None:
                 continue
@@ -87,6 +89,7 @@ def _write_pictures(
     for writer in arrays.values():
         writer.close()
     report = tally.report()
+    report["source_hash"] = content.hexdigest() if source.reads_files else source.content_hash()
     _check(report, data)
     _fill_empty_split(folder, report)
     return report
@@ -103,8 +106,8 @@ class Tally:
         self.found, self.largest = found, largest
         self.counts: dict[str, Counter] = {name: Counter() for name in ("skipped", "modes", "formats", "splits")}
         self.refused: list[dict[str, str]] = []
-        self.first: dict[bytes, None] = {}
-        self.sizes: list[int] = []
+        self.seen: set[bytes] = set()
+        self.sizes = array("I")
         self.numbers: Counter = Counter()
 
     def add(self, outcome: Outcome, validation_fraction: float) -> dict[str, Any] | None:
@@ -112,7 +115,8 @@ class Tally:
         item, picture = outcome.item, outcome.picture
         if picture is None:
             self.counts["skipped"][outcome.reason.partition(" (")[0]] += 1
-            self.refused.append({"id": item.id, "reason": outcome.reason})
+            if len(self.refused) < _LISTED:
+                self.refused.append({"id": item.id, "reason": outcome.reason})
             return None
         digest = hashlib.sha256(np.ascontiguousarray(picture.pixels[self.largest])).hexdigest()
         split = split_of(digest, validation_fraction)
@@ -131,8 +135,8 @@ class Tally:
     def _count(self, outcome: Outcome, digest: str, split: str) -> None:
         picture, short = outcome.picture, bytes.fromhex(digest[:32])
         assert picture is not None
-        self.numbers["duplicates"] += short in self.first
-        self.first[short] = None
+        self.numbers["duplicates"] += short in self.seen
+        self.seen.add(short)
         self.counts["modes"][picture.mode] += 1
         self.counts["formats"][picture.format or "drawn"] += 1
         self.counts["splits"][split] += 1
@@ -148,14 +152,14 @@ class Tally:
             "found": self.found,
             "used": used,
             **{name: dict(sorted(counter.items())) for name, counter in self.counts.items()},
-            "refused": self.refused[:_LISTED],
+            "refused": self.refused,
             **{name: int(self.numbers[name]) for name in ("duplicates", "animated", "enlarged", "without_caption")},
             "shorter_side": _quantiles(self.sizes),
             "run": {"decoded": used - int(self.numbers["cached"]), "cached": int(self.numbers["cached"])},
         }
 
 
-def _quantiles(sizes: list[int]) -> dict[str, int]:
+def _quantiles(sizes: array) -> dict[str, int]:
     if not sizes:
         return {}
     return {
@@ -208,9 +212,10 @@ def _fill_empty_split(folder: Path, report: dict[str, Any]) -> None:
     report["splits"] = dict(sorted(Counter(row["split"] for row in rows).items()))
 
 
-def _captions(folder: Path) -> list[str]:
+def _captions(folder: Path) -> Iterator[str]:
     with open(folder / "manifest.jsonl", encoding="utf-8") as lines:
-        return [json.loads(line)["caption"] for line in lines]
+        for line in lines:
+            yield json.loads(line)["caption"]
 
 
 def _content_hash(folder: Path, target: Target, text: dict[str, Any]) -> str:
@@ -229,4 +234,5 @@ def _info(data: Data, target: Target, report: dict[str, Any]) -> dict[str, Any]:
         "splits": report["splits"],
         "text": report["text"],
         "content_hash": report["content_hash"],
+        "source_hash": report["source_hash"],  # sources.content_hash(data) at that time: another one means new data
     }

@@ -31,6 +31,9 @@ class Item:
 class Source(Protocol):
     name: str
     notes: dict[str, Any]  # counts of what was seen but isn't a picture, warnings; complete after items()
+    reads_files: bool  # content_hash() must read every picture; else it is known at once
+
+    def __len__(self) -> int: ...
 
     def items(self) -> Iterator[Item]:
         """Every picture, in an order that doesn't depend on the machine."""
@@ -86,20 +89,38 @@ def hash_of(*parts: object) -> str:
     """sha256 of values, each ended by a line break so that ("ab", "c") isn't ("a", "bc")."""
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(f"{part}\n".encode())
+        digest.update(f"{part}\n".encode("utf-8", "surrogateescape"))  # file names needn't be valid text
     return digest.hexdigest()
+
+
+class ContentDigest:
+    """The content hash of a source that has to read its pictures: over names, captions and bytes, in order."""
+
+    def __init__(self):
+        self._digest = hashlib.sha256()
+
+    def add(self, item: Item, identity: str) -> None:
+        """`identity` is the sha256 of the picture's file, or "" for one that can't be read."""
+        self._digest.update(hash_of(item.id, item.caption, identity).encode())
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
 
 
 class Avatars:
     """Drawn faces with captions: see avatars.py. Picture n is the same however many are asked for."""
 
     name = "avatars"
+    reads_files = False
     default_count = 6000
     _master = 128  # pixels; a picture is drawn once, at twice the usual largest side
 
     def __init__(self, num_images: int | None):
         self.count = num_images or self.default_count
         self.notes: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self.count
 
     def items(self) -> Iterator[Item]:
         for index in range(self.count):
@@ -120,6 +141,7 @@ class Digits:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels: no download, for fast tests."""
 
     name = "digits"
+    reads_files = False
     words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
     def __init__(self, num_images: int | None):
@@ -130,6 +152,9 @@ class Digits:
         self.labels = digits.target
         self.count = min(num_images or len(self.images), len(self.images))
         self.notes: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self.count
 
     def items(self) -> Iterator[Item]:
         for index in range(self.count):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +63,46 @@ class PreparedData:
 
     @functools.cached_property
     def manifest(self) -> list[dict[str, Any]]:
+        """Every row as a dictionary; for small sets, the other methods read columns."""
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """The manifest's rows one at a time: what reads a column must not hold a million dictionaries."""
         with open(self.folder / "manifest.jsonl", encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
+            yield from map(json.loads, lines)
+
+    @functools.cached_property
+    def _line_starts(self) -> np.ndarray:
+        starts = np.zeros(len(self) + 1, np.int64)
+        with open(self.folder / "manifest.jsonl", "rb") as lines:
+            starts[1:] = np.cumsum(np.fromiter(map(len, lines), np.int64))
+        return starts
 
     @functools.cached_property
     def captions(self) -> list[str]:
         """What each picture is trained with; "" where there is no caption."""
-        return [row["caption"] for row in self.manifest]
+        return [row["caption"] for row in self._rows()]
 
     @functools.cached_property
     def full_captions(self) -> list[str]:
         """Captions that leave nothing out, where the source has them (avatars); else the same as `captions`."""
-        return [row.get("full_caption", row["caption"]) for row in self.manifest]
+        return [row.get("full_caption", row["caption"]) for row in self._rows()]
 
     @functools.cache  # noqa: B019 - lives as long as the data it belongs to
     def split(self, name: str) -> np.ndarray:
         """Row numbers (int64, rising) of "train" or "validation"."""
         if name not in ("train", "validation"):
             raise ValueError(f"split {name!r} is unknown: train, validation")
-        return np.array([i for i, row in enumerate(self.manifest) if row["split"] == name], dtype=np.int64)
+        return np.array([i for i, row in enumerate(self._rows()) if row["split"] == name], dtype=np.int64)
 
     def ids(self, indices: Indices) -> list[str]:
-        return [self.manifest[int(i)]["id"] for i in indices]
+        """The pictures' names in their source."""
+        with open(self.folder / "manifest.jsonl", "rb") as file:
+            found = []
+            for index in indices:
+                file.seek(self._line_starts[int(index)])
+                found.append(json.loads(file.readline())["id"])
+            return found
 
     @functools.cache  # noqa: B019
     def images(self, resolution: int) -> np.ndarray:

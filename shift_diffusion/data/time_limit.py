@@ -19,12 +19,13 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _raise)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # of whoever else waits for an alarm
 
 
 def _raise(signum: int, frame: object) -> None:

@@ -42,6 +42,7 @@ class Outcome:
     reason: str
     cached: bool  # the picture was not decoded now
     cache_key: str
+    identity: str  # of the picture's content before preparation; "" for what couldn't be read
 
 
 def results(
@@ -71,23 +72,26 @@ class Worker:
         self.settings = hash_of(decode.VERSION, *sorted(asdict(target).items()))
 
     def outcome(self, item: Item) -> Outcome:
-        key = ""
+        identity = ""
         try:
             with time_limit(_SECONDS):
-                identity, loaded = self.source.identity(item), None
-                if identity is None:
+                loaded = None
+                identity = self.source.identity(item) or ""
+                if not identity:
                     loaded = self._load(item)
                     identity = _content(loaded)
                 key = hash_of(self.settings, identity)
                 known = self.cache.get(key)
-                if known is not None:
-                    return Outcome(item=item, picture=unpack(known), reason="", cached=True, cache_key=key)
-                picture = self._prepare(self._load(item) if loaded is None else loaded)
-                return Outcome(item=item, picture=picture, reason="", cached=False, cache_key=key)
+                if known is None:
+                    picture = self._prepare(self._load(item) if loaded is None else loaded)
+                else:
+                    picture = unpack(known)
+            cached = known is not None
+            return Outcome(item=item, picture=picture, reason="", cached=cached, cache_key=key, identity=identity)
         except Rejected as error:
-            return refusal(item, str(error))
+            return refusal(item, str(error), identity)
         except TookTooLong:
-            return refusal(item, f"took longer than {_SECONDS} s")
+            return refusal(item, f"took longer than {_SECONDS} s", identity)
 
     def _load(self, item: Item) -> bytes | Image.Image:
         try:
@@ -99,8 +103,8 @@ class Worker:
         return decode.decode(loaded, self.target) if isinstance(loaded, bytes) else decode.prepare(loaded, self.target)
 
 
-def refusal(item: Item, reason: str) -> Outcome:
-    return Outcome(item=item, picture=None, reason=reason, cached=False, cache_key="")
+def refusal(item: Item, reason: str, identity: str = "") -> Outcome:
+    return Outcome(item=item, picture=None, reason=reason, cached=False, cache_key="", identity=identity)
 
 
 def _content(loaded: bytes | Image.Image) -> str:

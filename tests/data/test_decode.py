@@ -55,7 +55,9 @@ def test_cmyk_red_stays_red_with_and_without_adobes_marker():
 
 
 def test_gray_and_one_bit():
-    assert_halves(pixels(files.encoded(files.halves(top="#c8c8c8", bottom="#202020", mode="L"), "PNG")), (200,) * 3, (32,) * 3)
+    assert_halves(
+        pixels(files.encoded(files.halves(top="#c8c8c8", bottom="#202020", mode="L"), "PNG")), (200,) * 3, (32,) * 3
+    )
     bits = files.halves(top="white", bottom="black").convert("1")
     assert_halves(pixels(files.encoded(bits, "PNG")), (255,) * 3, (0,) * 3, 0)
 

@@ -9,6 +9,7 @@ import pytest
 from shift_diffusion.config import ConfigError
 from shift_diffusion.data import prepare as module
 from shift_diffusion.data.prepare import prepare_data, split_of
+from shift_diffusion.data.sources import content_hash
 from shift_diffusion.data.store import PreparedData
 from tests.data import files
 
@@ -204,6 +205,18 @@ def test_content_hash_follows_pictures_captions_and_resolutions(tmp_path):
     (root / "000.txt").write_text("a caption", encoding="utf-8")
     captioned = run(root, tmp_path / "out")["content_hash"]
     assert len({first, other, captioned}) == 3
+
+
+def test_source_hash_is_what_the_source_says_without_preparing(tmp_path):
+    root = tmp_path / "pictures"
+    fill(root, 3)
+    (root / "bad.png").write_bytes(b"junk")
+    (root / "link.png").symlink_to(root / "gone.png")
+    report = run(root, tmp_path / "out", workers=2)
+    assert report["source_hash"] == content_hash(files.data_section(root))
+    assert PreparedData.open(tmp_path / "out").info["source_hash"] == report["source_hash"]
+    (root / "000.png").unlink()
+    assert report["source_hash"] != content_hash(files.data_section(root))
 
 
 def test_report_is_strict_json(tmp_path):

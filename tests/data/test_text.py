@@ -12,7 +12,12 @@ from shift_diffusion.data.embed import write_text
 from shift_diffusion.data.text import TextEncoder, load_text_encoder
 from shift_diffusion.data.text_store import TextStore
 
-CAPTIONS = ["a woman with red hair", "a man with a black beard and glasses", "a woman with red hair and sunglasses", "a dog"]
+CAPTIONS = [
+    "a woman with red hair",
+    "a man with a black beard and glasses",
+    "a woman with red hair and sunglasses",
+    "a dog",
+]
 
 
 def section(**changes) -> Text:
@@ -80,17 +85,17 @@ def test_unique_captions_are_encoded_once_and_cached(tmp_path):
     captions = ["a cat", "a dog", "a cat", "", "a cat", "word " * 60]
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    report, encoded = write_text(tmp_path / "one", section(), captions, tmp_path / "cache")
+    report, encoded = write_text(tmp_path / "one", section(), lambda: captions, tmp_path / "cache")
     assert (report["unique_captions"], report["truncated_captions"], encoded) == (4, 1, 4)
     assert report["encoder"] == {"name": "minilm", "model": None, "max_tokens": 40, "dim": 384}
-    again, encoded = write_text(tmp_path / "two", section(), [*captions, "new"], tmp_path / "cache")
+    again, encoded = write_text(tmp_path / "two", section(), lambda: [*captions, "new"], tmp_path / "cache")
     assert (again["unique_captions"], again["truncated_captions"], encoded) == (5, 1, 1)
     store = TextStore(tmp_path / "one" / "text.safetensors")
     assert store.rows(np.arange(6)).mask.sum(1).tolist() == [4, 4, 4, 0, 4, 40]
     cached, fresh = tmp_path / "cached", tmp_path / "fresh"
     for folder, cache in ((cached, tmp_path / "cache"), (fresh, None)):
         folder.mkdir()
-        write_text(folder, section(), [*captions, "new"], cache)
+        write_text(folder, section(), lambda: [*captions, "new"], cache)
     assert (cached / "text.safetensors").read_bytes() == (fresh / "text.safetensors").read_bytes()
 
 
@@ -101,7 +106,9 @@ def tiny_tokenizer(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = ["<pad>", "<unk>", "<s>", "</s>"]
     tokenizer.train_from_iterator(CAPTIONS, trainers.WordLevelTrainer(special_tokens=special))
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
@@ -154,5 +161,5 @@ def test_a_missing_model_is_a_clear_error(tmp_path):
 
 def test_none_is_none(tmp_path):
     assert load_text_encoder(section(encoder="none")) is None
-    assert write_text(tmp_path, section(encoder="none"), ["a"], None) == ({"encoder": {"name": "none"}}, 0)
+    assert write_text(tmp_path, section(encoder="none"), lambda: ["a"], None) == ({"encoder": {"name": "none"}}, 0)
     assert not list(tmp_path.iterdir())
