@@ -103,4 +103,6 @@ def _join(futures: Iterable[PrefectFuture]) -> None:
     """Waits for all, in short steps, so that signals reach this thread."""
     waiting = list(futures)
     while waiting:
-        waiting = list(wait(waiting, timeout=0.5).not_done)
+        done, waiting = wait(waiting, timeout=0.5)
+        for future in done:
+            future.wait()  # takes over the final state, which the server knows only later

@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 import psutil
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.deployments.runner import EntrypointType
 from prefect.exceptions import ObjectNotFound
 
 from flows import orphans
@@ -102,6 +103,7 @@ def serve(root: Path, schedule: CronSchedule | IntervalSchedule, parameters: dic
             parameters=parameters,
             pause_on_shutdown=False,
             print_starting_message=False,
+            entrypoint_type=EntrypointType.MODULE_PATH,
         )
 
 
