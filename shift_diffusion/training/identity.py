@@ -14,7 +14,16 @@ from torch import nn
 from shift_diffusion.config import Params
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_CODE = ("config.py", "process", "models", "data", "training")  # all that the result of a stage depends on
+_CODE = (  # what a stage's result depends on: its code deps in dvc.yaml
+    "data/augment.py",
+    "data/images.py",
+    "data/store.py",
+    "data/text_store.py",
+    "models",
+    "process",
+    "runtime.py",
+    "training",
+)
 
 
 def run_hash(

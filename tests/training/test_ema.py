@@ -36,9 +36,17 @@ def test_applied_swaps_and_restores_also_after_an_error():
     ema = Ema(layer, 0.9)
     with torch.no_grad():
         layer.weight.zero_()
-    with pytest.raises(ZeroDivisionError):
+    seen = []
+
+    def fail_inside() -> None:
         with ema.applied():
-            assert torch.equal(layer.weight, ema.averages["weight"]) / 0
+            seen.append(layer.weight.detach().clone())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside()
+    assert torch.equal(seen[0], ema.averages["weight"])
+    assert seen[0].any()
     assert not layer.weight.any()
 
 

@@ -1,0 +1,63 @@
+"""Signals to the real stage command under DVC: tests/chaos.py does twenty kills, this a few of each kind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import chaos
+from tests.smoke_project import environment, make_clone, run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = make_clone(tmp_path_factory.mktemp("undisturbed") / "clone")
+    run(folder, "dvc", "repro", *chaos.TARGETS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [chaos.in_stage("prepare", 1.0), chaos.writing_checkpoint(7), chaos.in_stage("evaluate", 3.0)],
+    ids=["prepare", "checkpoint", "evaluate"],
+)
+def test_a_killed_pipeline_ends_in_the_same_bytes(undisturbed, tmp_path, moment):
+    assert chaos.kill_once(tmp_path / "clone", moment, chaos.contents(undisturbed)) == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_stage_leaves_a_checkpoint_and_a_true_status_within_ten_seconds(tmp_path, signum, code):
+    folder = make_clone(tmp_path / "clone", {"train": {"stage-1": {"images": 64000}}})
+    run(folder, "dvc", "repro", "prepare")
+    stage = subprocess.Popen(
+        [sys.executable, "-m", "stages.train", "--stage", "1"], cwd=folder, env=environment(), stderr=subprocess.PIPE
+    )
+    while not list((folder / ".checkpoints").glob("stage-1-*/step-00000005")):
+        assert stage.poll() is None
+        time.sleep(0.01)
+    os.kill(stage.pid, signum)
+    start = time.monotonic()
+    _, message = stage.communicate(timeout=60)
+    assert time.monotonic() - start < 10
+    assert stage.returncode == code
+    assert b"goes on from the last checkpoint" in message
+    (newest,) = (folder / ".checkpoints").glob("stage-1-*/*-interrupted")
+    assert int(newest.name.split("-")[1]) > 5
+    assert statuses(folder) == ["KILLED"]
+
+
+def statuses(folder) -> list[str]:
+    code = (
+        "import json; from mlflow import MlflowClient; c = MlflowClient(); NAME = 'mlflow.source.name'; "
+        "runs = c.search_runs([e.experiment_id for e in c.search_experiments()]); "
+        "print(json.dumps([r.info.status for r in runs if r.data.tags.get(NAME) == 'dvc.yaml:stage-1']))"
+    )
+    env = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
