@@ -14,7 +14,7 @@ NAME = "pictures"
 
 def add(store, fid: float, n: int = 1024):
     """A version with a measured FID; no files, the gate looks at tags only."""
-    if not list_versions(store, NAME):
+    if not store.client.search_registered_models(f"name = '{NAME}'"):
         store.client.create_registered_model(NAME)
     tags = measurement_tags("fid", {"fid": fid}, {"num_samples": n})
     number = int(store.client.create_model_version(NAME, "file:///nowhere", tags=tags).version)
