@@ -11,7 +11,7 @@ from shift_diffusion.stage import run_stage
 def main() -> None:
     # inside: worker processes import this module again, and need none of it
     from shift_diffusion.config import load_params
-    from shift_diffusion.data.prepare import prepare_data
+    from shift_diffusion.data.prepare import prepare_data, summary
     from shift_diffusion.data.sheet import contact_sheet
     from shift_diffusion.data.store import PreparedData
     from shift_diffusion.files import write_json
@@ -24,6 +24,7 @@ def main() -> None:
     with track_stage("prepare", sections) as run:
         start = time.monotonic()
         report = prepare_data(params.data, params.text, resolutions, out, Path(".cache"))
+        print(summary(report))
         run.log_metrics({"seconds": time.monotonic() - start, **report.pop("run")})
         prepared = PreparedData.open(out)
         save_png(contact_sheet(prepared), reports / "contact_sheet.png")

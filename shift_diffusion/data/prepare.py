@@ -159,6 +159,20 @@ class Tally:
         }
 
 
+def summary(report: dict[str, Any]) -> str:
+    """What happened, in a few lines for people."""
+    skipped = report["found"] - report["used"]
+    reasons = "; ".join(f"{count} {reason}" for reason, count in report["skipped"].items())
+    splits = ", ".join(f"{count} {name}" for name, count in report["splits"].items())
+    lines = [
+        f"{report['found']} found, {report['used']} used, {skipped} skipped" + (f" ({reasons})" if reasons else ""),
+        f"{splits}; {report['duplicates']} duplicates, {report['enlarged']} enlarged",
+        f"{report['run']['decoded']} decoded now, {report['run']['cached']} from the cache",
+    ]
+    lines += [f"warning: no picture in class folder {name}" for name in report["ignored"].get("empty_classes", [])]
+    return "\n".join(lines)
+
+
 def _quantiles(sizes: array) -> dict[str, int]:
     if not sizes:
         return {}

@@ -16,11 +16,12 @@ def section(name, path=None, **changes):
 
 
 def test_torchvision_class_names_become_captions(tmp_path):
+    root = tmp_path / "pictures"
     for label in ("red_fox", "owl"):
-        (tmp_path / label).mkdir()
+        (root / label).mkdir(parents=True)
         for number in range(6):
-            files.noise(number + len(label)).save(tmp_path / label / f"{number}.png")
-    data = section("torchvision:ImageFolder", tmp_path)
+            files.noise(number + len(label)).save(root / label / f"{number}.png")
+    data = section("torchvision:ImageFolder", root)
     report = prepare_data(data, files.NO_TEXT, (8, 16), tmp_path / "out")
     prepared = PreparedData.open(tmp_path / "out")
     assert report["used"] == 12
