@@ -19,6 +19,7 @@ PICTURES = {  # file under reports/ -> what it shows
     "evaluate/neighbors.png": "Generated pictures that come nearest to a training picture, above that picture",
     "evaluate/spectrum.png": "Power over spatial frequency, generated against real",
     "evaluate/psnr.png": "Estimates of held-out pictures, by noise level",
+    "evaluate/fid_vs_images.png": "FID against training images seen, a point per stage",
     "evaluate/fid_vs_steps.png": "FID against sampling steps",
     "benchmark/chart.png": "Variants of the model side by side",
     "stage-1/curves.png": "Stage 1, loss",

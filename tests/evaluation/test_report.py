@@ -29,7 +29,7 @@ def project(tmp_path):
     finding = {"symptom": "loss <explodes>", "evidence": "loss 9 & rising", "change": "train.stage-1.lr: 1e-05"}
     write_json(reports / "evaluate/diagnosis.json", [finding])
     (tmp_path / "params.yaml").write_text("seed: 0 # <script>alert(1)</script>\n")
-    stage = {"cmd": "x", "deps": [{"path": "a" * 80, "md5": "0123456789"}], "outs": [{"path": "models", "md5": "ab"}]}
+    stage = {"cmd": "x", "deps": [{"path": "a" * 80, "md5": "0a1b2c3d4e"}], "outs": [{"path": "models", "md5": "ab"}]}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"evaluate": stage}}))
     return tmp_path
 
@@ -40,7 +40,7 @@ def test_the_page_holds_pictures_numbers_parameters_and_lineage(project):
     for text in (
         "12.5 ± 0.5",
         "real pictures 3",
-        "01234567",
+        "0a1b2c3d",
         "train.stage-1.lr: 1e-05",
         "loss &lt;explodes&gt;",
         "seed: 0",
@@ -61,7 +61,7 @@ window.addEventListener("load", () => {
   const images = [...document.images].map(image => image.naturalWidth);
   const found = {images, wide: document.documentElement.scrollWidth, window: innerWidth,
     font: parseFloat(getComputedStyle(document.body).fontSize)};
-  document.body.innerHTML = ""; document.title = ""; document.body.textContent = "PROBE" + JSON.stringify(found) + "END";
+  document.body.textContent = "PROBE" + JSON.stringify(found) + "END";
 });
 </script></body>"""
 
