@@ -213,8 +213,17 @@ class Quantize(Section):
 class Benchmark(Section):
     batch_sizes: _tuple(Positive)
     repeats: Positive
-    variants: _tuple(Literal["float32", "bfloat16", "compiled", "dynamic_int8", "static_int8", "weight_int8"])
-    num_samples: Positive
+    variants: _tuple(
+        Literal[
+            "float32",
+            "bfloat16",
+            "compiled",
+            "dynamic_int8",
+            "static_int8",
+            "static_int8_uncompiled",
+            "weight_int8",
+        ]
+    )
 
 
 class Register(Section):

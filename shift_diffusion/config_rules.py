@@ -156,9 +156,8 @@ def _evaluation_problems(params: Params) -> list[str]:
         problems.append("evaluate.seeds: empty; give at least one")
     if not params.benchmark.batch_sizes:
         problems.append("benchmark.batch_sizes: empty; give at least one")
-    missing = {"dynamic_int8", "static_int8", "weight_int8"} & set(params.benchmark.variants) - set(
-        params.quantize.variants
-    )
+    needed = {name.removesuffix("_uncompiled") for name in params.benchmark.variants}
+    missing = {"dynamic_int8", "static_int8", "weight_int8"} & needed - set(params.quantize.variants)
     if missing:
         problems.append(f"benchmark.variants: {', '.join(sorted(missing))} not in quantize.variants")
     return problems

@@ -155,8 +155,3 @@ def static_layer(layer: nn.Conv2d | nn.Linear, activation_bits: int) -> StaticIn
     """The int8 layer that takes the place of a float one."""
     kind = StaticConv2d if isinstance(layer, nn.Conv2d) else StaticLinear
     return kind(layer, activation_bits)
-
-
-def register_program_operators() -> None:
-    """Makes PT2E's quantize and dequantize operators known, and Inductor's int8 lowering of them."""
-    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401 - registers on import
