@@ -18,6 +18,7 @@ import yaml
 
 MAIN_PACKAGES = ("torch", "torchao", "torchvision", "accelerate", "diffusers", "transformers", "torch-fidelity")
 MAIN_PACKAGES += ("safetensors", "numpy", "dvc", "mlflow", "prefect")
+PATCH_LIMIT = 20_000_000  # characters
 # Never part of the stored patch, even where someone forgot to ignore them.
 SECRET_FILES = (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "config.local", ".netrc", "*.credentials")
 
@@ -33,18 +34,21 @@ def _git(root: Path, *arguments: str, env: dict | None = None) -> str | None:
 
 
 def git_state(root: Path) -> dict:
-    """`{"commit", "branch", "dirty": bool, "patch"}`; commit None outside a repository or before the first commit.
+    """`{"commit", "branch", "dirty": bool, "patch", "complete": bool}`; no repository or no commit yet: commit None.
 
     `git apply` of the patch on the commit gives the working tree back: changed, new and deleted files, binary ones too.
-    Untracked files that git ignores, and files that look like secrets, are left out.
+    Untracked files that git ignores, and files that look like secrets, are left out. Where the patch would be larger
+    than PATCH_LIMIT (pictures somebody drew into the working tree), all untracked files are, and "complete" is False.
     """
     commit = (_git(root, "rev-parse", "--verify", "HEAD") or "").strip() or None
     branch = (_git(root, "rev-parse", "--abbrev-ref", "HEAD") or "").strip() or None
-    patch = _patch(root, commit) if commit else None
-    return {"commit": commit, "branch": branch, "dirty": bool(patch), "patch": patch or ""}
+    patch, complete = (_patch(root, commit, "-A") if commit else None), True
+    if patch and len(patch) > PATCH_LIMIT:
+        patch, complete = _patch(root, commit, "-u"), False
+    return {"commit": commit, "branch": branch, "dirty": bool(patch), "patch": patch or "", "complete": complete}
 
 
-def _patch(root: Path, commit: str) -> str | None:
+def _patch(root: Path, commit: str, which: str) -> str | None:
     """Built with a private index and object folder, so that neither the user's index nor the repository changes."""
     git_dir, objects = _git(root, "rev-parse", "--absolute-git-dir"), _git(root, "rev-parse", "--git-path", "objects")
     if git_dir is None or objects is None:
@@ -60,7 +64,7 @@ def _patch(root: Path, commit: str) -> str | None:
         exclude = [f":(exclude,glob)**/{pattern}" for pattern in SECRET_FILES]
         if _git(root, "read-tree", commit, env=env) is None:
             return None
-        if _git(root, "add", "-A", "--", ":/", *exclude, env=env) is None:
+        if _git(root, "add", which, "--", ":/", *exclude, env=env) is None:
             return None
         return _git(root, "diff", "--cached", "--binary", "--no-color", "--no-ext-diff", commit, env=env)
 

@@ -55,6 +55,16 @@ def test_the_patch_gives_the_working_tree_back(repository, tmp_path_factory):
     assert not (copy / "data").exists()
 
 
+def test_large_untracked_files_are_left_out_and_it_is_said(repository, monkeypatch):
+    monkeypatch.setattr(record, "PATCH_LIMIT", 2000)
+    (repository / "code.py").write_text("a = 2\n")
+    (repository / "pictures.txt").write_text("".join(f"{number}\n" for number in range(1000)))
+    state = record.git_state(repository)
+    assert not state["complete"]
+    assert "code.py" in state["patch"]
+    assert "pictures.txt" not in state["patch"]
+
+
 def test_without_git_nothing_breaks(tmp_path, monkeypatch):
     assert record.git_state(tmp_path)["commit"] is None
     monkeypatch.setenv("PATH", "")
