@@ -19,7 +19,8 @@ from shift_diffusion.config import ConfigError, read_yaml
 _VARIABLE = re.compile(r"(?<!\$)\$\{([A-Z0-9_]+)(:\?[^}]*)?(:?-[^}]*)?\}")
 _SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|AUTH")
 _KEYS = {"name", "services", "volumes", "networks", "configs", "secrets"}
-_SERVICE_KEYS = set(["image", "restart", "environment", "configs", "volumes", "healthcheck", "command", "ports", "depends_on", "entrypoint"])
+_SERVICE_KEYS = {"image", "restart", "environment", "configs", "volumes", "healthcheck", "command", "ports"}
+_SERVICE_KEYS |= {"depends_on", "entrypoint"}
 
 
 def problems_of(compose: dict, example: str, text: str) -> list[str]:

@@ -46,7 +46,11 @@ def read_dag(root: Path) -> dict[str, Node]:
 
 
 def _name(stage) -> str:
-    return stage.addressing
+    """What `dvc repro` in the project's folder calls it, wherever this process works."""
+    own = getattr(stage, "name", None)
+    if own and stage.path_in_repo == "dvc.yaml":
+        return own
+    return f"{stage.path_in_repo}:{own}" if own else stage.path_in_repo
 
 
 def _node(stage, after: list[str]) -> Node:

@@ -25,14 +25,14 @@ from flows import orphans, overrides, schedule
 from flows.artifacts import publish_results
 from flows.dag import read_dag
 from flows.dvc_stage import Command, run_dvc
+from flows.news import NEW_DATA, what_is_new
 from flows.notify import notify_about
 from flows.pipeline import WORKERS, check_input, exit_code, run_main, run_stages
-from flows.project import hold_project, project_root, release_dead_locks
+from flows.project import hold_project, project_root
 from flows.server import prefect_api
 from shift_diffusion.config import ConfigError, Params
 
 REGISTERED = Path("reports/register.json")
-PREPARED = Path("reports/prepare/metrics.json")
 
 
 @flow(name="retrain", task_runner=ThreadPoolTaskRunner(max_workers=WORKERS), persist_result=False)
@@ -74,54 +74,6 @@ def _retrain(root: Path, lock: int, params: Params, remote: bool) -> State:
     reason = decision(root, before)
     publish_results(root, "Retraining", reason=reason, new=new)
     return Completed(message=f"{reason} (new: {'; '.join(new)})")
-
-
-NEW_DATA = "data: the source holds other pictures than the last run prepared"
-
-
-def what_is_new(root: Path, lock: int, params: Params) -> list[str]:
-    """Why to retrain, one line per reason; empty when every stage's out is up to date.
-
-    DVC answers for parameters, code and outs. It doesn't watch the pictures' own place, so their content
-    hash is compared with the one that the stage `prepare` reported.
-    """
-    from shift_diffusion.data.sources import content_hash
-
-    reasons = [] if content_hash(params.data) == _prepared_hash(root) else [NEW_DATA]
-    release_dead_locks(root)
-    status = json.loads(_last_line(run_dvc(Command(["status", "--json"], root, _silent, keep=(lock,)))))
-    return reasons + [f"{stage}: {', '.join(_changes(found))}" for stage, found in sorted(status.items())]
-
-
-def _silent(line: str) -> None:
-    """The flow's log needs no JSON."""
-
-
-def _last_line(output: str) -> str:
-    return next(line for line in reversed(output.splitlines()) if line.startswith("{"))
-
-
-def _prepared_hash(root: Path) -> str | None:
-    try:
-        return json.loads((root / PREPARED).read_text(encoding="utf-8")).get("source_hash")
-    except FileNotFoundError:
-        return None
-
-
-def _changes(found: list) -> list[str]:
-    """DVC's status entries of one stage: {"changed deps": {PATH: HOW}} or a word such as "changed command"."""
-    changes = []
-    for entry in found:
-        if isinstance(entry, str):
-            changes.append(entry)
-            continue
-        for paths in entry.values():
-            changes += [f"{path} {how}" if isinstance(how, str) else _parameters(how) for path, how in paths.items()]
-    return changes
-
-
-def _parameters(how: dict) -> str:
-    return ", ".join(f"{key} {state}" for key, state in how.items())
 
 
 def has_remote(root: Path) -> bool:

@@ -112,6 +112,7 @@ def test_time_limit(here):
     here.control(stage_2={"sleep": 100})
     state = run(stages=["stage-2"])
     assert state.is_failed()
+    assert "stage-2: TimedOut" in state.message, state.message
     assert task_states(state)["stage-2"] == "TimedOut"
     no_trace(here)
     here.control()

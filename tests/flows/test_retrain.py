@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from prefect.client.orchestration import get_client
 
+from flows.news import reasons_of
 from flows.retrain import retrain, transfer
 from tests.flows.conftest import Project, add_pictures, wait_until
 
@@ -50,13 +51,31 @@ def test_unchanged_then_new_data_better_then_worse(here):
     here.control(evaluate={"fid": 99.0})
     worse = run(set_params=["train.stage-1.lr=2e-4"])
     assert worse.message.startswith("kept: new version 3"), worse.message
-    assert "train.stage-1.lr modified" in worse.message or "train.stage-1 modified" in worse.message
+    assert "parameters: train.stage-1" in worse.message
 
 
 def test_new_code_is_a_reason(here):
     run()
     (here.root / "toy.py").write_text((here.root / "toy.py").read_text() + "\n# another version\n")
-    assert "toy.py modified" in run().message
+    assert "changed: toy.py" in run().message
+
+
+def test_reasons_are_short_and_without_consequences():
+    status = {
+        "train": [
+            "changed command",
+            {"changed deps": {"a.py": "modified", "data": "deleted", "params.yaml": {"lr": "new"}}},
+        ],
+        "prepare": [{"changed outs": {"data": "deleted"}}],
+        "new": [{"changed deps": {"params.yaml": "new"}}],
+        "many": [{"changed deps": {f"{letter}.py": "modified" for letter in "bcdefgh"}}],
+    }
+    assert reasons_of(status) == [
+        "parameters: lr",
+        "changed: a.py, b.py, c.py, d.py, e.py, f.py and 2 more",
+        "commands: train",
+        "missing outs: data",
+    ]
 
 
 def test_a_failed_stage_fails_the_retraining(here):
