@@ -4,12 +4,13 @@ import shutil
 
 from shift_diffusion.tracking import moving, track_stage
 from shift_diffusion.tracking.store import open_store
-from tests.mlflow_project import artifact_text, stage_runs
+from tests.mlflow_project import artifact_text, drain, stage_runs
 
 
-def test_moved_project(project, monkeypatch, capsys):
+def test_moved_project(project, store, monkeypatch, capsys):
     with track_stage("make", {}) as run:
         run.log_text("hello", "note.txt")
+    drain(store)
     new = project.parent / "moved"
     shutil.move(project, new)
     monkeypatch.chdir(new)
@@ -20,6 +21,7 @@ def test_moved_project(project, monkeypatch, capsys):
     assert (new / "mlflow.db.before-move").is_file()
     with track_stage("use", {}) as run:
         run.log_text("again", "note.txt")
+    drain(open_store())
     assert not project.exists(), "nothing may be written to the old place"
 
 

@@ -77,6 +77,7 @@ def test_kill_9_is_found_at_the_next_start(project, store):
     with track_stage("use", {}):
         pass
     sweep(journal_root(project), store)
+    drain(store)
     (killed,) = stage_runs(store, "make")
     assert killed.info.status == "KILLED"
     assert killed.data.tags["ended_by"] == "process vanished"
@@ -87,6 +88,7 @@ def test_kill_9_is_found_at_the_next_start(project, store):
 def test_run_of_a_vanished_process_without_a_journal_is_closed(project, store):
     with track_stage("make", {}):
         pass
+    drain(store)
     (run,) = stage_runs(store)
     store.client.update_run(run.info.run_id, status="RUNNING")
     store.client.set_tag(run.info.run_id, "process.pid", str(2**22 - 1))
@@ -125,6 +127,7 @@ def test_artifact_folder_that_refuses(project, store):
     with track_stage("make", {}) as run:
         run.log_artifact(picture)
         run.log_metrics({"loss": 1.0}, step=0)
+    drain(store)
     (found,) = stage_runs(store)
     assert found.info.status == "FINISHED"
     assert found.data.metrics["loss"] == 1.0
