@@ -5,24 +5,30 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Several clones can share one environment: make repro VENV=~/envs/shift-diffusion
 VENV ?= .venv
-BIN := $(abspath $(subst ~,$(HOME),$(VENV)))/bin
-STAMP := $(BIN)/../.shift-diffusion-installed
+BIN := $(if $(filter /% ~%,$(VENV)),$(subst ~,$(HOME),$(VENV)),$(CURDIR)/$(VENV))/bin
 # Quoted wherever it is used: the path may hold a space. DVC's stages say `python`, so the environment comes first.
 RUN := PATH="$(BIN):$$PATH"
 
-.PHONY: help setup check repro test test-slow smoke chaos lint format ui clean
+.PHONY: help setup setup-test check repro test test-slow smoke chaos lint format ui clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
+# $(call install,EXTRAS,STAMP): pip runs only when what is to be installed has changed since
+define install
+@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(BIN)/.."
+@cat pyproject.toml constraints.txt | cmp -s - "$(BIN)/../$(2)" || { \
+  echo "installing into $(VENV) (a few minutes the first time)" \
+  && "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.$(1)' \
+  && cat pyproject.toml constraints.txt > "$(BIN)/../$(2)"; }
+endef
+
 setup:  ## Make the virtual environment (VENV) and install the pinned packages
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
-	@test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(BIN)/.."
-	@cat pyproject.toml constraints.txt | cmp -s - "$(STAMP)" || { \
-	  "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[test,s3]' \
-	  && cat pyproject.toml constraints.txt > "$(STAMP)"; }
-	@"$(BIN)/python" -c 'import shift_diffusion, pathlib, sys; here = pathlib.Path.cwd().resolve(); \
-	  sys.exit(here not in pathlib.Path(shift_diffusion.__file__).resolve().parents and "shift_diffusion is imported from elsewhere")'
+	$(call install,,.installed)
+
+setup-test:
+	$(call install,[test],.installed-test)
 
 check: setup  ## Report everything wrong in params.yaml, data and environment, in seconds
 	@$(RUN) python -m shift_diffusion.cli check
@@ -31,22 +37,22 @@ repro: check  ## Run the whole pipeline on params.yaml (dvc repro) and say where
 	@$(RUN) dvc repro
 	@$(RUN) python -m shift_diffusion.cli results
 
-test: setup  ## Run the fast tests
+test: setup-test  ## Run the fast tests
 	@$(RUN) python -m pytest
 
-test-slow: setup  ## Run the slow tests too
+test-slow: setup-test  ## Run the slow tests too
 	@$(RUN) python -m pytest -m 'slow or not slow'
 
-smoke: setup  ## Run the whole pipeline, tiny, in a temporary clone
+smoke: setup-test  ## Run the whole pipeline, tiny, in a temporary clone
 	@$(RUN) python -m pytest tests/test_end_to_end.py -m slow
 
-chaos: setup  ## Kill the smoke pipeline 20 times at random moments and compare the results byte for byte
+chaos: setup-test  ## Kill the smoke pipeline 20 times at random moments and compare the results byte for byte
 	@$(RUN) python -m tests.chaos
 
-lint: setup  ## Check style
+lint: setup-test  ## Check style
 	@$(RUN) ruff check . && $(RUN) ruff format --check .
 
-format: setup  ## Apply the style
+format: setup-test  ## Apply the style
 	@$(RUN) ruff check --fix . && $(RUN) ruff format .
 
 ui: setup  ## Open MLflow's pages on http://127.0.0.1:5000
