@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 STYLES = ("flux", "qwen", "sdxl", "none")
 NUM_FREQUENCIES = 32
-MAX_LOG_SNR = 20.0  # of the embedding; beyond it alpha or sigma is 1 in float32 anyway
+MAX_LOG_SNR = 7.0  # of the embedding: training hardly sees levels beyond it, and sampling starts at pure noise
 
 
 class TextCondition(NamedTuple):
@@ -107,7 +107,7 @@ class LevelEmbedding(nn.Module):
 
     def noise_level(self, log_snr: Tensor) -> Tensor:
         """(B or 1,) to (B or 1, E): depends on nothing else, so one row serves a batch at one noise level."""
-        return self.noise(fourier_features(log_snr.clamp(-MAX_LOG_SNR, MAX_LOG_SNR), 0.1, 12.0))
+        return self.noise(fourier_features(log_snr.clamp(-MAX_LOG_SNR, MAX_LOG_SNR), 0.1, 4.0))
 
     def forward(self, noise: Tensor, context: Context | None, size: int) -> Tensor:
         """noise (B or 1, E) from `noise_level`, size = height of the level's picture; (B or 1, E)."""
@@ -116,6 +116,6 @@ class LevelEmbedding(nn.Module):
         if self.style == "flux":
             return nn.functional.silu(noise + self.joint(context.pooled))
         pooled = context.pooled
-        scale = fourier_features(torch.full((1,), math.log2(size), device=noise.device), 0.1, 12.0)
+        scale = fourier_features(torch.full((1,), math.log2(size), device=noise.device), 0.1, 4.0)
         rows = [part.expand(len(pooled), -1).to(pooled.dtype) for part in (noise, scale)]
         return nn.functional.silu(noise + self.joint(torch.cat([*rows, pooled], 1)))
