@@ -11,7 +11,7 @@ from typing import Any
 from shift_diffusion.config import ConfigError, read_yaml
 from shift_diffusion.files import read_json, write_text_atomic
 
-HEADLINES = ("fid", "kid", "precision", "recall", "caption_match", "psnr")
+SCORES = ("fid", "kid", "precision", "recall")
 
 PICTURES = {  # file under reports/ -> what it shows
     "evaluate/grid.png": "Generated pictures, the first ones and not the best, with their prompts",
@@ -100,11 +100,13 @@ def _headlines(metrics: Mapping[str, float] | None) -> str:
         return ""
     cards = []
     for name, value in metrics.items():
-        if name.startswith(HEADLINES) and "_floor_" not in name and not name.endswith("_std") and "log_snr" not in name:
-            spread = f" ± {metrics[f'{name}_std']:.2g}" if f"{name}_std" in metrics else ""
-            real = next((v for k, v in metrics.items() if k == name.replace("_", "_floor_", 1)), None)
-            floor = f"<br>real pictures {real:.4g}" if real is not None else ""
-            cards.append(f'<div class="card"><b>{value:.4g}{spread}</b><span>{html.escape(name)}{floor}</span></div>')
+        score = name.split("_")[0] if name.split("_")[0] in SCORES else name
+        if score not in (*SCORES, "caption_match", "psnr") or "_floor_" in name or name.endswith(("_std", "_size")):
+            continue
+        spread = f" ± {metrics[f'{name}_std']:.2g}" if f"{name}_std" in metrics else ""
+        floor = metrics.get(name.replace(f"{score}_", f"{score}_floor_", 1)) if score in SCORES else None
+        beside = f"<br>real pictures {floor:.4g}" if floor is not None else ""
+        cards.append(f'<div class="card"><b>{value:.4g}{spread}</b><span>{html.escape(name)}{beside}</span></div>')
     count = metrics.get("num_samples", 0)
     seeds = metrics.get("num_seeds", 1)
     return f'<p>{count:g} pictures for each of {seeds:g} seeds.</p><div class="cards">{"".join(cards)}</div>'

@@ -25,6 +25,7 @@ def project(tmp_path):
     for name in ("evaluate/grid.png", "evaluate/trajectory.png", "stage-1/curves.png"):
         save_png(grid(pictures, columns=6, scale=2, labels=["a prompt <b>with</b> a few words"] * 12), reports / name)
     scores = {"fid_x": 12.5, "fid_x_std": 0.5, "fid_floor_x": 3.0, "num_samples": 32, "num_seeds": 2}
+    scores |= {"psnr": 21.5, "psnr_log_snr_0": 20.0, "kid_subset_size": 16}
     write_json(reports / "evaluate/metrics.json", scores)
     finding = {"symptom": "loss <explodes>", "evidence": "loss 9 & rising", "change": "train.stage-1.lr: 1e-05"}
     write_json(reports / "evaluate/diagnosis.json", [finding])
@@ -46,6 +47,8 @@ def test_the_page_holds_pictures_numbers_parameters_and_lineage(project):
         "seed: 0",
     ):
         assert text in page
+    assert page.count('class="card"') == 2
+    assert page.count("real pictures") == 1
     assert "<script" not in page
     assert "http:" not in page
     assert "https:" not in page
