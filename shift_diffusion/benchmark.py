@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from shift_diffusion.benchmark_worker import recipe_of, unavailable
-from shift_diffusion.config import Benchmark, Runtime
+from shift_diffusion.config import Benchmark, ConfigError, Runtime
 from shift_diffusion.files import read_json
 from shift_diffusion.plots import bar_plot
 from shift_diffusion.progress import progress_bar
@@ -57,7 +57,7 @@ class Benchmarking:
 
     Args:
         model: folder of the float model. int8: what the stage `quantize` has written.
-        bfloat16: its scores, which `quantize` doesn't make; gives None where they would take too long.
+        bfloat16: its scores with so many pictures, which `quantize` doesn't make; None where that takes too long.
     """
 
     def __init__(
@@ -66,10 +66,12 @@ class Benchmarking:
         int8: str | Path,
         section: Benchmark,
         runtime: Runtime,
-        bfloat16: Callable[[], Mapping[str, float] | None] | None = None,
+        bfloat16: Callable[[int], Mapping[str, float] | None] | None = None,
     ):
         self.model, self.int8, self.section, self.runtime = Path(model), Path(int8), section, runtime
         self._bfloat16 = bfloat16
+        if not (self.int8 / QUALITY).is_file():
+            raise ConfigError([f"{self.int8 / QUALITY}: missing; run `dvc repro quantize`"])
         self._known = read_json(self.int8 / QUALITY)
 
     def run(self, environment: Environment) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class Benchmarking:
         made_of = BASE if variant == "compiled" else recipe_of(variant) or variant
         known = self._known["metrics"].get(made_of)
         if known is None:
-            known = self._bfloat16() if self._bfloat16 else None
+            known = self._bfloat16(self._known["about"]["num_samples"]) if self._bfloat16 else None
         return {name: known[name] for name in ("fid", "kid")} if known else {}
 
     def _compare(self, found: dict[str, Any], scratch: Path) -> None:
@@ -171,6 +173,18 @@ def measure_apart(
     if done.returncode:
         raise BenchmarkFailed(f"benchmark of {variant} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return read_json(task["result"])
+
+
+def flat(found: Mapping[str, Any]) -> dict[str, float]:
+    """All numbers of the variants under one name each, e.g. static_int8/latency_ms/batch16; what a tracker takes."""
+    numbers: dict[str, float] = {}
+    for variant, values in found.items():
+        for name, value in values.items() if variant != "environment" else ():
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            numbers |= {
+                f"{variant}/{name}/{key}".rstrip("/"): part for key, part in parts if isinstance(part, (int, float))
+            }
+    return numbers
 
 
 def draw_chart(found: Mapping[str, Any], path: Path) -> None:

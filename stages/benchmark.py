@@ -6,7 +6,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from shift_diffusion.benchmark import Benchmarking, as_table, draw_chart
+from shift_diffusion.benchmark import Benchmarking, as_table, draw_chart, flat
 from shift_diffusion.config import load_params
 from shift_diffusion.files import write_json
 from shift_diffusion.runtime import set_up
@@ -22,16 +22,12 @@ def main() -> None:
     sections = {"benchmark": params.benchmark, "runtime": params.runtime, "evaluate": params.evaluate}
     with track_stage("benchmark", sections) as run:
         environment, start = set_up(params.runtime), time.monotonic()
-        count = params.quantize.num_samples
-        bfloat16 = partial(bfloat16_scores, MODEL, params.evaluate, "data/prepared", "data/reference", count)
+        bfloat16 = partial(bfloat16_scores, MODEL, params.evaluate, "data/prepared", "data/reference")
         found = Benchmarking(MODEL, "models/int8", params.benchmark, params.runtime, bfloat16).run(environment)
         write_json(OUT / "metrics.json", found)
         draw_chart(found, OUT / "chart.png")
         print(as_table(found), end="")
-        for variant, values in found.items():
-            numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-            run.log_metrics({f"{variant}/{name}": value for name, value in numbers.items()})
-        run.log_metrics({"seconds": time.monotonic() - start})
+        run.log_metrics({"seconds": time.monotonic() - start, **flat(found)})
         run.log_artifact(OUT / "chart.png", "benchmark")
 
 

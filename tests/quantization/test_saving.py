@@ -14,6 +14,7 @@ from shift_diffusion.config import ConfigError
 from shift_diffusion.models.saving import save_network
 from shift_diffusion.quantization import load_quantized
 from shift_diffusion.quantization.saving import RECIPE, RECIPES, WEIGHTS, read_recipe, save_quantized
+from tests.conftest import ROOT
 from tests.quantization.conftest import make_config, make_inputs, make_network
 from tests.quantization.test_recipes import convert
 
@@ -44,7 +45,9 @@ save_file({name: load_quantized(sys.argv[1], name)[0](*make_inputs(seed=7)) for 
 def test_a_new_process_computes_the_same_bits(saved):
     folder, networks = saved
     out = folder / "outputs.safetensors"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", LOADER, str(folder), str(out), *VARIANTS], check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOADER, str(folder), str(out), *VARIANTS], cwd=ROOT, check=True
+    )
     outputs = load_file(out)
     torch.set_num_threads(1)
     for name, network in networks.items():
