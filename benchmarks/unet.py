@@ -10,6 +10,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -98,15 +99,19 @@ def count(network: nn.Module) -> float:
 
 
 def peak_memory(resolution: int, name: str, dtype: torch.dtype, threads: int) -> None:
-    """Prints the growth of the process's peak memory over three steps, in MB; runs in a process of its own."""
-    import resource
-
+    """Prints how far three steps lift the peak of resident memory over its start, in MB; in a process of its own."""
     torch.set_num_threads(threads)
     step = training_step(networks(resolution)[name](), resolution, CASES[resolution][0], dtype)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident("VmRSS")
     for _ in range(3):
         step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(_resident("VmHWM") - before)
+
+
+def _resident(key: str) -> float:
+    """A line of the kernel's account of this process, in MB; a child's ru_maxrss would start at its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
 def measured_memory(resolution: int, name: str, options: argparse.Namespace) -> float:

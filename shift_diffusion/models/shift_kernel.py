@@ -93,7 +93,7 @@ def offset_gradient(grad: Tensor, x: Tensor, move: Move, buffer: Tensor) -> Tens
     return buffer.mul_(grad).sum((2, 3), dtype=wide)
 
 
-def _chunks(x: Tensor) -> list[slice]:
+def chunks(x: Tensor) -> list[slice]:
     """Samples in groups of about CHUNK_BYTES; on an accelerator, where launches cost more than memory, all at once."""
     bytes_per_sample = x[0].numel() * x.element_size()
     size = len(x) if x.device.type != "cpu" else max(1, CHUNK_BYTES // max(bytes_per_sample, 1))
@@ -108,7 +108,7 @@ class ShiftFunction(torch.autograd.Function):
         ctx.save_for_backward(x, offset)
         ctx.reach = reach
         moves, out = chain(offset, reach, x.dtype), torch.empty_like(x)
-        for part in _chunks(x):
+        for part in chunks(x):
             h = x[part]
             for move in moves[:-1]:
                 h = apply(h, move.rows(part), torch.empty_like(h))
@@ -123,7 +123,7 @@ class ShiftFunction(torch.autograd.Function):
             grad = torch.empty_like(x).copy_(grad)
         moves, grad_x = chain(offset, ctx.reach, x.dtype), torch.empty_like(x)
         grad_offset = torch.zeros(offset.shape, dtype=torch.promote_types(offset.dtype, torch.float32), device=x.device)
-        for part in _chunks(x):
+        for part in chunks(x):
             own = [move.rows(part) for move in moves]
             inputs = [x[part]]
             for move in own[:-1]:

@@ -140,7 +140,7 @@ def test_checkpointing_and_layout_change_no_result(tiny_params):
     for name, expected in results[0].items():
         torch.testing.assert_close(results[1][name], expected, msg=name)
         torch.testing.assert_close(results[2][name], expected, atol=1e-5, rtol=1e-3, msg=name)
-    assert params.runtime.channels_last
+
 
 
 def test_checkpointing_keeps_fewer_tensors(tiny_params):
