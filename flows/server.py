@@ -90,7 +90,7 @@ def _own_server(home: Path, port: int) -> Iterator[str]:
     with open(home / "server.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, leash.__file__, str(read_end), str(GRACE_SECONDS), *_server_command(port)],
-            env={**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
+            env=_environment(home, url),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -108,6 +108,12 @@ def _own_server(home: Path, port: int) -> Iterator[str]:
         os.close(write_end)
         process.wait(GRACE_SECONDS + 10)
         (home / "server.json").unlink(missing_ok=True)
+
+
+def _environment(home: Path, url: str) -> dict[str, str]:
+    """No telemetry, no advertising; the pages must be told the address when it isn't the usual one."""
+    own = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
+    return {**os.environ, **own, "PREFECT_HOME": str(home), "PREFECT_SERVER_UI_API_URL": url}
 
 
 def _server_command(port: int) -> list[str]:
