@@ -52,9 +52,9 @@ def test_new_folder_replaces_as_a_whole_or_not_at_all(tmp_path):
     target = tmp_path / "out"
     with new_folder(target) as folder:
         (folder / "one").write_text("1")
-    with pytest.raises(RuntimeError), new_folder(target) as folder:
+    with pytest.raises(FileNotFoundError), new_folder(target) as folder:
         (folder / "two").write_text("2")
-        raise RuntimeError
+        (folder / "missing").read_text()
     assert os.listdir(target) == ["one"]
     assert os.listdir(tmp_path) == ["out"]
 
