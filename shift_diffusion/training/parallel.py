@@ -45,6 +45,7 @@ class Parallel:
             return module
         if self._sharded:
             for parameter in module.parameters():
+                parameter.data = parameter.data.contiguous()  # fully_shard takes no other layout
                 dist.broadcast(parameter.data, src=0)
             fully_shard(module, reshard_after_forward=False)
             return module

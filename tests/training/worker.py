@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from shift_diffusion.data.store import PreparedData
 from shift_diffusion.models.saving import plain_state
+from shift_diffusion.stage import run_stage
 from shift_diffusion.training.loop import train
 from tests.conftest import merge, tiny_params
 from tests.training.conftest import SHORT
@@ -25,4 +26,4 @@ def main(prepared: str, out: str, overlay: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_stage(lambda: main(*sys.argv[1:]))
