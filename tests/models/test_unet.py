@@ -128,7 +128,6 @@ def test_one_noise_level_for_the_batch_gives_the_same(tiny_params):
 
 
 def test_checkpointing_and_layout_change_no_result(tiny_params):
-    params = tiny_params()
     x_t, log_snr, text = inputs(16)
     results = []
     for checkpointing, channels_last in ((False, True), (True, True), (False, False)):
