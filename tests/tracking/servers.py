@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -62,9 +63,10 @@ class Postgres:
 
     PASSWORD = "hunter2"
 
-    def __init__(self, folder: Path):
-        self.folder, self.port = folder, free_port()
+    def __init__(self):
         self.binaries = _postgres_binaries()
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's own folders are closed to other users
+        self.port = free_port()
         self.uri = f"postgresql://mlflow:{self.PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
@@ -73,9 +75,6 @@ class Postgres:
         if os.geteuid() == 0:
             for path in (self.folder, secret):
                 shutil.chown(path, "postgres")
-            for parent in self.folder.parents:  # pytest's folders are closed to other users
-                if parent.stat().st_uid == 0 and parent != Path("/") and "pytest" in parent.name:
-                    parent.chmod(0o711)
         data = str(self.folder / "data")
         self._run("initdb", "-D", data, "-U", "mlflow", "-A", "scram-sha-256", "--pwfile", str(secret))
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
@@ -83,6 +82,7 @@ class Postgres:
 
     def stop(self) -> None:
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, name: str, *arguments: str) -> None:
         command = [str(self.binaries / name), *arguments]

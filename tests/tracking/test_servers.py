@@ -34,8 +34,7 @@ def server(request, project, tmp_path, monkeypatch):
     folder.mkdir()
     postgres = None
     if request.param == "postgresql":
-        (tmp_path / "postgres").mkdir()
-        postgres = Postgres(tmp_path / "postgres")
+        postgres = Postgres()
         postgres.start()
     server = MlflowServer(folder, postgres.uri if postgres else f"sqlite:///{folder}/mlflow.db")
     try:
@@ -84,9 +83,8 @@ def test_server_killed_at_step_10_and_started_at_step_50(project, server):
     assert not journals(journal_root(project))
 
 
-def test_postgresql_directly_with_a_password_in_its_address(project, tmp_path, monkeypatch, capfd):
-    (tmp_path / "postgres").mkdir()
-    postgres = Postgres(tmp_path / "postgres")
+def test_postgresql_directly_with_a_password_in_its_address(project, monkeypatch, capfd):
+    postgres = Postgres()
     postgres.start()
     try:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", postgres.uri)
