@@ -10,7 +10,7 @@ from tests.imports import ROOT, closure
 # Modules that read, report and draw: their edits never change what a stage learns or measures.
 PRESENTATION = frozenset(
     f"shift_diffusion.{name}"
-    for name in ("config", "config_rules", "tracking", "progress", "stage", "files", "pictures", "plots")
+    for name in ("config", "config_rules", "tracking", "progress", "quiet", "stage", "files", "pictures", "plots")
 )
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 

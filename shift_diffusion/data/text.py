@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shift_diffusion.config import ConfigError, Text
 from shift_diffusion.models.conditioning import TextCondition
+from shift_diffusion.quiet import quiet_libraries
 
 VERSION = 1
 """Raised when the same caption gives other numbers: cached embeddings of older versions are not used."""
@@ -51,7 +52,8 @@ def load_text_encoder(text: Text) -> TextEncoder | None:
         return None
     loaders = {"minilm": _load_minilm, "clip": _load_clip, "t5": _load_t5}
     try:
-        tokenizer, model = loaders[text.encoder](text.name)
+        with quiet_libraries():
+            tokenizer, model = loaders[text.encoder](text.name)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()
         raise ConfigError(

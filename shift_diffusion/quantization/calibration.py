@@ -18,6 +18,7 @@ from shift_diffusion.models.conditioning import TextCondition
 from shift_diffusion.process.forward import add_noise
 from shift_diffusion.process.samplers import initial_noise
 from shift_diffusion.process.schedules import NoiseSchedule, make_schedule
+from shift_diffusion.quiet import quiet_libraries
 
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 cover (0, 1) evenly, for any number of them
 DROPPED_EVERY = 4  # one caption in four is dropped, so that the null embedding is seen too
@@ -120,7 +121,8 @@ def input_ranges(
 
     Layers that were never called are left out.
     """
-    from torchao.quantization.pt2e import HistogramObserver
+    with quiet_libraries():
+        from torchao.quantization.pt2e import HistogramObserver
 
     observers: dict[str, nn.Module] = {}
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from shift_diffusion.models.conditioning import TextCondition
 from shift_diffusion.quantization.capability import has_cpp_compiler
 from shift_diffusion.quantization.int8_layers import StaticInt8
+from shift_diffusion.quiet import quiet_libraries
 
 NO_COMPILER = "not available: no C++ compiler"
 
@@ -80,4 +81,5 @@ def _let_batch_vary(value: Any, count: int) -> None:
 
 def register_program_operators() -> None:
     """Makes PT2E's quantize and dequantize operators known, with Inductor's int8 lowering of them."""
-    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401 - registers on import
+    with quiet_libraries():
+        import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401 - registers on import
