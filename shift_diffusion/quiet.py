@@ -9,13 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """torchao's notice about enums in torch, and transformers' report and bar about the weights it loads."""
-    loggers = [logging.getLogger(name) for name in ("torch.utils._pytree", "transformers")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """At present one: torch's notice about enums, when torchao is imported (transformers does that, too)."""
+    logger = logging.getLogger("torch.utils._pytree")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)

@@ -53,6 +53,7 @@ def load_text_encoder(text: Text) -> TextEncoder | None:
     loaders = {"minilm": _load_minilm, "clip": _load_clip, "t5": _load_t5}
     try:
         with quiet_libraries():
+            _silence_transformers()
             tokenizer, model = loaders[text.encoder](text.name)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()
@@ -63,6 +64,14 @@ def load_text_encoder(text: Text) -> TextEncoder | None:
     if limit is not None and text.max_tokens > limit:
         raise ConfigError([f"text.max_tokens: {text.max_tokens}, but {text.encoder} takes at most {limit}"])
     return TextEncoder(text.encoder, tokenizer, model.eval().requires_grad_(False), text.max_tokens)
+
+
+def _silence_transformers() -> None:
+    """No bar and no report for a model that loads in milliseconds; its errors still raise."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _load_minilm(name: str | None) -> tuple[Any, Any]:
