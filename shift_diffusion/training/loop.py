@@ -239,6 +239,7 @@ class _Run:
         if self._is_main:
             state = {**self.engine.state(), "history": self.history.state()}
             self.folder.save(self.engine.step, tensors, state, regular=regular)
+        self.parallel.wait()  # who leaves now, stopped, takes the connection with it
         self.saved_at = self.engine.step
 
     def _resume(self) -> None:
