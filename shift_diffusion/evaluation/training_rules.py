@@ -47,8 +47,8 @@ def _longer_warmup(key: str, section: Stage | None) -> str:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Medians of the first and the last tenth (at least one value each)."""
-    size = max(len(values) // 10, 1)
+    """Medians of the first and the last tenth, of three values at least: one batch alone says little."""
+    size = max(len(values) // 10, 3)
     return median(values[:size]), median(values[-size:])
 
 
