@@ -1,5 +1,6 @@
 """Real servers on localhost for the tests: MLflow on SQLite or PostgreSQL."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -41,12 +42,13 @@ class MlflowServer:
 
     def kill(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(self._process.pid, 9)
             self._process.wait()
             self._process = None
 
 
-def wait_for_page(url: str, process: subprocess.Popen, timeout: float = 240) -> None:
+def wait_for_page(url: str, process: subprocess.Popen, timeout: float = 400) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         assert process.poll() is None, f"server ended with {process.returncode}"
@@ -67,7 +69,7 @@ class Postgres:
         self.binaries = _postgres_binaries()
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's own folders are closed to other users
         self.port = free_port()
-        self.uri = f"postgresql://mlflow:{self.PASSWORD}@127.0.0.1:{self.port}/postgres"
+        self.uri = f"postgresql+psycopg2://mlflow:{self.PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
         secret = self.folder / "password"
