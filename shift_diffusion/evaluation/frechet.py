@@ -82,7 +82,7 @@ class FeatureStatistics:
 
     @property
     def covariance_trace(self) -> float:
-        return float(self.factor.square().sum()) / (self.count - 1)
+        return float(self.deviations.square().sum())
 
 
 def _at_most_square(factor: Tensor) -> Tensor:

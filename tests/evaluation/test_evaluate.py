@@ -97,4 +97,4 @@ def test_true_pictures_are_drawn_for_full_captions_only(project):
     assert places.tolist() == full
     assert pictures.shape == (len(full), 3, 32, 32)
     held_out = data.batch(indices[places], 32).float()
-    assert (pictures.float() - held_out).abs().mean() < 2  # the same face by two ways of scaling
+    assert (pictures.float() - held_out).abs().mean() < 3  # the same face by two ways of scaling
