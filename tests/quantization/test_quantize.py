@@ -23,7 +23,8 @@ def work(tiny_params, network, batches):
         return {"fid": float(distance), "kid": float(distance) / 1e3}
 
     def make(**section):
-        params = tiny_params({"quantize": {"max_error": 0.1, "max_fid_increase": 0.5} | section})
+        quantize = {"max_error": 0.1, "max_fid_increase": 0.5} | section
+        params = tiny_params({"quantize": quantize, "benchmark": {"variants": ["float32"]}})
         held_out = [make_inputs(seed=20)]
         return Quantization(network, make_config(network), params.quantize, batches, held_out, score)
 
