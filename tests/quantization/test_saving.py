@@ -38,7 +38,8 @@ from shift_diffusion.quantization import load_quantized
 from tests.quantization.conftest import make_inputs
 from safetensors.torch import save_file
 torch.set_num_threads(1)
-save_file({name: load_quantized(sys.argv[1], name)[0](*make_inputs(seed=7)) for name in sys.argv[3:]}, sys.argv[2])
+outputs = {name: load_quantized(sys.argv[1], name)[0](*make_inputs(seed=7)) for name in sys.argv[3:]}
+save_file({name: output.contiguous() for name, output in outputs.items()}, sys.argv[2])
 """
 
 
