@@ -42,6 +42,7 @@ def reasons_of(status: dict[str, list]) -> list[str]:
     for stage, entries in status.items():
         for kind, name in _changes(stage, entries):
             found[kind].add(name)
+    found["parameters"] -= {name.rpartition(".")[0] for name in found["parameters"]}  # a section, beside its keys
     found["changed"] -= found["missing outs"]  # an out that is missing is also a changed input of the next stage
     return [f"{kind}: {_short(sorted(names))}" for kind, names in found.items() if names]
 

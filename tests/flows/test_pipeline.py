@@ -67,6 +67,7 @@ def test_everything_then_nothing(here):
     assert (here.root / "dvc.lock").read_text() == lock, "the flow's outs are byte for byte those of dvc repro"
 
 
+@pytest.mark.slow
 def test_chosen_stages_forced(here):
     assert run(stages=["stage-1"]).is_completed()
     assert here.ran() == ["prepare", "stage-1"]
@@ -90,14 +91,16 @@ def test_a_failed_stage_fails_the_flow_and_nothing_later_runs(here):
     assert sorted(here.ran()) == ["evaluate", "register"], "a repeat runs only what is missing"
 
 
+@pytest.mark.slow
 def test_a_killed_training_is_repeated_and_resumes(here, monkeypatch):
     monkeypatch.setattr("flows.crew.RETRY_DELAY_SECONDS", 0)
     here.control(stage_2={"kill": True})
     state = run()
     assert state.is_completed(), state.message
-    assert [note["step"] for note in here.times("start") if note["stage"] == "stage-2"] == [0, 5]
+    assert [note["step"] for note in here.times("start") if note["stage"] == "stage-2"] == [0, 50]
 
 
+@pytest.mark.slow
 def test_a_stage_without_retries_that_is_killed_fails(here):
     here.control(stage_1={"kill": True})
     state = run()
@@ -106,9 +109,10 @@ def test_a_stage_without_retries_that_is_killed_fails(here):
     no_trace(here)
 
 
+@pytest.mark.slow
 def test_time_limit(here):
     text = (here.root / "dvc.yaml").read_text()
-    (here.root / "dvc.yaml").write_text(text.replace("time_limit_s: 60", "time_limit_s: 4"))
+    (here.root / "dvc.yaml").write_text(text.replace("time_limit_s: 60", "time_limit_s: 15"))
     here.control(stage_2={"sleep": 100})
     state = run(stages=["stage-2"])
     assert state.is_failed()
@@ -120,6 +124,7 @@ def test_time_limit(here):
     assert here.times("start")[-1]["step"] > 0, "the next run goes on from the checkpoint"
 
 
+@pytest.mark.slow
 def test_busy_project_fails_at_once(here):
     """Case 30: a second flow is refused with the reason; it neither hangs nor looks completed."""
     here.control(prepare={"sleep": 100})
@@ -132,6 +137,7 @@ def test_busy_project_fails_at_once(here):
     assert first.wait(60) == 130
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_before_any_work(project):
     """Case 40: exit 2 with the nearest valid name, no stage and no flow run started."""
     for arguments, message in (

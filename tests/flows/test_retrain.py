@@ -64,14 +64,20 @@ def test_reasons_are_short_and_without_consequences():
     status = {
         "train": [
             "changed command",
-            {"changed deps": {"a.py": "modified", "data": "deleted", "params.yaml": {"lr": "new"}}},
+            {
+                "changed deps": {
+                    "a.py": "modified",
+                    "data": "deleted",
+                    "params.yaml": {"train": "modified", "train.lr": "modified"},
+                }
+            },
         ],
         "prepare": [{"changed outs": {"data": "deleted"}}],
         "new": [{"changed deps": {"params.yaml": "new"}}],
         "many": [{"changed deps": {f"{letter}.py": "modified" for letter in "bcdefgh"}}],
     }
     assert reasons_of(status) == [
-        "parameters: lr",
+        "parameters: train.lr",
         "changed: a.py, b.py, c.py, d.py, e.py, f.py and 2 more",
         "commands: train",
         "missing outs: data",

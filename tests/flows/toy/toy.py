@@ -1,6 +1,6 @@
 """The toy pipeline's stages. control.json: {STAGE: {"sleep": s, "exit": code, "kill": bool, "deaf": bool}}.
 
-Each stage counts its ten steps in .checkpoints/STAGE, so a test sees whether the next run goes on from there.
+Each stage counts its steps in .checkpoints/STAGE, so a test sees whether the next run goes on from there.
 Its start and end go to times.jsonl.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-STEPS = 10
+STEPS = 100
 
 
 def wish(stage: str) -> dict:
@@ -26,7 +26,7 @@ def note(stage: str, event: str, **more) -> None:
 
 
 def work(stage: str) -> None:
-    """Ten steps, resumed at the checkpoint; fails in the middle if asked to."""
+    """STEPS steps, resumed at the checkpoint; fails in the middle if asked to."""
     asked, checkpoint = wish(stage), Path(".checkpoints") / stage
     checkpoint.parent.mkdir(exist_ok=True)
     first = int(checkpoint.read_text()) if checkpoint.is_file() else 0
