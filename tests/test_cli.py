@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -62,7 +63,8 @@ def test_samples_know_how_they_were_made(project, model, capsys):  # noqa: F811
     found = Image.open("out/000006.png").text
     assert (found["seed"], found["sampler"], found["num_steps"], found["model"]) == ("6", "euler", "2", str(model))
     assert cli.main([*arguments, "-o", "again", "--batch-size", "1"]) == 0
-    assert (project / "out/000007.png").read_bytes() == (project / "again/000007.png").read_bytes()
+    first, again = (np.asarray(Image.open(f"{folder}/000007.png"), np.int16) for folder in ("out", "again"))
+    assert np.abs(first - again).max() <= 1  # another batch adds up in another order: at most the last bit
     assert cli.main([*arguments, "-o", "sheet", "--grid"]) == 0
     assert Image.open("sheet/grid-5-7.png").text["seeds"] == "5..7"
 

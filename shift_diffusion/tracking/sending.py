@@ -36,7 +36,13 @@ class _Batch:
 
 def is_refusal(error: Exception) -> bool:
     """Will the server say the same next time? Then one odd value must not hold back all that follows it."""
-    return getattr(error, "error_code", "") in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS")
+    # MLflow gives no code of its own to a path that leads out of the run
+    refused_path = str(error).startswith("Invalid artifact path")
+    return refused_path or getattr(error, "error_code", "") in (
+        "INVALID_PARAMETER_VALUE",
+        "BAD_REQUEST",
+        "RESOURCE_ALREADY_EXISTS",
+    )
 
 
 def _send_one_by_one(store: Store, run_id: str, part: tuple[list, list, list]) -> None:
