@@ -27,6 +27,8 @@ from flows.serve import end_abandoned, main, make_schedule
 from shift_diffusion.config import ConfigError
 from tests.flows.conftest import ROOT, wait_until
 
+pytestmark = pytest.mark.slow  # real servers and processes: minutes
+
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
