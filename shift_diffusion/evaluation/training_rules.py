@@ -10,10 +10,12 @@ from shift_diffusion.config import Params, Stage
 from shift_diffusion.evaluation.finding import Finding, StageRecord
 
 EXPLODES = 2.0  # last losses over the lowest ones before them
+PEAK = 5.0  # highest loss over the first one
 GRADIENT_GROWS = 10.0  # last gradient norms over the usual ones
-WRONG_RANGE = 20.0  # loss of the first steps; pictures in [-1, 1] start below 4, whatever is predicted
+WRONG_RANGE = 20.0  # lowest loss; pictures in [-1, 1] start below 4, whatever is predicted
 FLAT = 0.05  # relative fall of the loss that counts as one
 STAYS_HIGH = 0.6  # of the loss of a network that has learned nothing, which is about 1
+LEARNED_NOTHING = 0.95  # the loss of predicting zero is 1 for eps, and more for velocity and v
 EMA_LAGS = 1.5  # loss of the averaged weights over that of the live ones
 OVERFITS = 1.15  # last validation loss over its lowest
 AT_BOUND = 0.95  # of the reach
@@ -67,8 +69,11 @@ def explodes(key: str, record: StageRecord, section: Stage | None, params: Param
     rollbacks = int(record.metrics.get("rollbacks", max(record.series("rollbacks"), default=0)))
     if len(losses) >= MIN_ROWS:
         lowest, last = min(losses), _ends(losses)[1]
-        if last > EXPLODES * lowest and last > losses[0] / EXPLODES:
-            evidence = f"{key}: loss {last:.3g} at the end, {lowest:.3g} at its lowest, {losses[0]:.3g} at the start"
+        peak, first = max(losses), losses[0]
+        if peak > PEAK * first or (last > EXPLODES * lowest and last > first / EXPLODES):
+            evidence = (
+                f"{key}: loss {first:.3g} at the start, between {lowest:.3g} and {peak:.3g}, {last:.3g} at the end"
+            )
             yield Finding("loss explodes", evidence, f"{_lower_lr(key, section, 0.1)}; {_longer_warmup(key, section)}")
             return
     if rollbacks:
@@ -91,8 +96,10 @@ def gradient_explodes(key: str, record: StageRecord, section: Stage | None, para
 
 def wrong_range(key: str, record: StageRecord, section: Stage | None, params: Params | None) -> Iterator[Finding]:
     losses = record.series("loss")
-    if losses and losses[0] > WRONG_RANGE:
-        evidence = f"{key}: first logged loss {losses[0]:.3g}; pictures in [-1, 1] give about 1"
+    if losses and min(losses) > WRONG_RANGE:  # a rate that is too high leaves this height sooner or later
+        evidence = (
+            f"{key}: loss {losses[0]:.3g} at first, never below {min(losses):.3g}; pictures in [-1, 1] give about 1"
+        )
         change = "data: pictures must enter in [-1, 1] (data.images.to_float), not in [0, 255]; check data.source"
         yield Finding("range of the images is wrong", evidence, change)
 
@@ -103,7 +110,8 @@ def flat(key: str, record: StageRecord, section: Stage | None, params: Params | 
     if len(losses) < MIN_ROWS:
         return
     first, last = _ends(losses)
-    if last > (1 - FLAT) * first and STAYS_HIGH < last < WRONG_RANGE:
+    stands_still = last > (1 - FLAT) * first and last > STAYS_HIGH
+    if (stands_still or last > LEARNED_NOTHING) and min(losses) < WRONG_RANGE:
         evidence = f"{key}: loss {first:.3g} at the start, {last:.3g} at the end"
         rate = f"{key}.lr: {section.lr * 10:.2g}{_now(section.lr)}" if section and section.lr < 1e-4 else ""
         change = rate or f"{_lower_lr(key, section)}; {_longer_warmup(key, section)}"
