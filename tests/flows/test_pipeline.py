@@ -13,6 +13,8 @@ from prefect.client.orchestration import get_client
 from flows.pipeline import pipeline
 from tests.flows.conftest import wait_until
 
+pytestmark = pytest.mark.slow  # real servers and processes: minutes
+
 ALL = ["prepare", "stage-1", "stage-2", "evaluate", "quantize", "register"]
 
 

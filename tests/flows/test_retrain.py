@@ -17,6 +17,8 @@ from flows.news import reasons_of
 from flows.retrain import retrain, transfer
 from tests.flows.conftest import Project, add_pictures, wait_until
 
+pytestmark = pytest.mark.slow  # real servers and processes: minutes
+
 
 @pytest.fixture
 def here(project, monkeypatch):
