@@ -80,6 +80,23 @@ def inputs(
     return x_t, log_snr, TextCondition(tokens.to(device), mask.to(device), tokens.mean(1).to(device))
 
 
+def waiting_ns() -> tuple[int, int] | None:
+    """How long this thread has run, and how long it was ready but had no CPU (Linux); None elsewhere."""
+    try:
+        running, waiting = Path("/proc/self/schedstat").read_text().split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(running), int(waiting)
+
+
+def waiting_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """Of the time since `before`, the share this thread waited for a CPU that others had; None when unknown."""
+    if before is None or after is None:
+        return None
+    running, waiting = (end - start for start, end in zip(before, after, strict=True))
+    return waiting / (running + waiting) if running + waiting else 0.0
+
+
 class Reset:
     """Peak resident memory from now on, where the system lets it be reset (Linux); else of the whole process."""
 
@@ -144,7 +161,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     if bfloat16 and not has_fast_bfloat16(device):
         result["note"] = "this CPU emulates bfloat16"
     peak = Reset(device)
+    before = waiting_ns()
     result["batches"] = _batches(call, config, device, task)
+    waited = waiting_share(before, waiting_ns())
+    if waited is not None:
+        result["waiting_for_cpu"] = waited
     result["peak_memory_mb"] = peak.peak_mb()
     output = call(inputs(config, 1, device)).float().cpu()
     write_bytes_atomic(task["output"], save({"prediction": output.contiguous()}))

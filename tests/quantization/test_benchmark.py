@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shift_diffusion.benchmark import Benchmarking, as_table, draw_chart, environment_of, flat, verdict
-from shift_diffusion.benchmark_worker import MIN_REPEATS, summarize, timed
+from shift_diffusion.benchmark_worker import MIN_REPEATS, summarize, timed, waiting_share
 from shift_diffusion.files import write_json
 from shift_diffusion.models.saving import save_network
 from shift_diffusion.quantization.quantize import QUALITY
@@ -57,6 +57,15 @@ def test_slower_is_called_slower():
     assert "batch1: 0.50x, SLOWER than float32" in said
     assert "batch16: 1.50x, faster than float32" in said
     assert "batch32: 1.01x, as fast as float32" in said
+
+
+def test_nothing_is_claimed_from_a_busy_machine():
+    assert waiting_share((100, 100), (200, 400)) == 0.75
+    assert waiting_share(None, (200, 400)) is None
+    said = verdict("static_int8", {"batch1": 16.0}, waited=0.75)
+    assert "not comparable" in said
+    assert "75%" in said
+    assert "faster" not in said
 
 
 @pytest.fixture
