@@ -57,7 +57,8 @@ def browser(profile: Path):
     from websockets.sync.client import connect
 
     command = [
-        BROWSER, "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--hide-scrollbars", "--window-size=1200,1500",
+        BROWSER, "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+        "--hide-scrollbars", "--window-size=1200,1500",
         f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

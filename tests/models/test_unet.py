@@ -141,7 +141,6 @@ def test_checkpointing_and_layout_change_no_result(tiny_params):
         torch.testing.assert_close(results[2][name], expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
-
 def test_checkpointing_keeps_fewer_tensors(tiny_params):
     def kept(checkpointing):
         network = build_network(tiny_params({"runtime": {"gradient_checkpointing": checkpointing}}), 2)
