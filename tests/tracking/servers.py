@@ -32,7 +32,7 @@ class MlflowServer:
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--workers", "1", "--backend-store-uri", self.backend, "--serve-artifacts"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         env.pop("MLFLOW_TRACKING_URI", None)
         log = open(self.folder / "server.log", "ab")  # noqa: SIM115 - the process keeps it
         self._process = subprocess.Popen(
