@@ -40,13 +40,22 @@ def augment(images: Tensor, section: Augment, seed: int, stage: int, sample_indi
 
 
 def uniforms(seed: int, stage: int, indices: np.ndarray, count: int) -> Tensor:
-    """(B, count) float32 in [0, 1): Philox keyed by (seed, stage), one counter block per sample number."""
-    rows = []
-    for index in indices:
-        # the top word of the counter separates samples: a block of draws never reaches the next one's
-        generator = np.random.Generator(np.random.Philox(key=[seed, 0x617567 + stage], counter=[0, 0, 0, int(index)]))
-        rows.append(generator.random(count, dtype=np.float32))
-    return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, count)
+    """(B, count) float32 in [0, 1), a hash of (seed, stage, index, column): no generator, no state."""
+    with np.errstate(over="ignore"):  # the arithmetic is meant modulo 2^64
+        start = _mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(stage))
+        rows = _mix(start + indices.astype(np.uint64) * _GOLDEN)
+        values = _mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
+    return torch.from_numpy((values >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators")."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _translate(images: Tensor, offsets: Tensor) -> Tensor:

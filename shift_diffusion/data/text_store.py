@@ -1,6 +1,6 @@
 """Embeddings of unique captions on disk, without padding, in a safetensors file that is read by memory map.
 
-tokens   (sum of lengths, D) float16
+tokens   (sum of lengths + 1, D) float16, the last row zero: what padding reads
 offsets  (U + 1,) int64     caption u has tokens[offsets[u]:offsets[u + 1]]
 pooled   (U, D) float32
 index    (N,) int64         caption of each picture
@@ -27,8 +27,9 @@ class TextStore:
 
     def __init__(self, path: Path):
         arrays = map_safetensors(path)
-        self.tokens, self.offsets = arrays["tokens"], np.asarray(arrays["offsets"])
-        self.pooled, self.index = arrays["pooled"], np.asarray(arrays["index"])
+        self.tokens = torch.from_numpy(arrays["tokens"])  # torch converts float16 far faster than NumPy
+        self.offsets, self.index = np.asarray(arrays["offsets"]), np.asarray(arrays["index"])
+        self.pooled = arrays["pooled"]
         self.dim = self.tokens.shape[1]
         self.max_length = int(np.diff(self.offsets).max(initial=1))
 
@@ -36,20 +37,20 @@ class TextStore:
         """tokens (B, L, D) float32, mask (B, L) bool, pooled (B, D) float32; L is the longest caption of the store."""
         unique = self.index[indices]
         starts, lengths = self.offsets[unique], np.diff(self.offsets)[unique]
-        tokens = np.zeros((len(unique), self.max_length, self.dim), np.float32)
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            tokens[row, :length] = self.tokens[start : start + length]
-        mask = np.arange(self.max_length) < lengths[:, None]
-        return TextCondition(torch.from_numpy(tokens), torch.from_numpy(mask), torch.from_numpy(self.pooled[unique]))
+        places = np.arange(self.max_length)
+        mask = places < lengths[:, None]
+        rows = np.where(mask, starts[:, None] + places, len(self.tokens) - 1)
+        tokens = self.tokens[torch.from_numpy(rows)].float()
+        return TextCondition(tokens, torch.from_numpy(mask), torch.from_numpy(self.pooled[unique]))
 
 
 def map_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file as read-only memory maps."""
+    """The arrays of a safetensors file as memory maps; copy-on-write, as torch dislikes read-only ones."""
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
     return {
-        name: np.memmap(path, _DTYPES[e["dtype"]], "r", 8 + size + e["data_offsets"][0], tuple(e["shape"]))
+        name: np.memmap(path, _DTYPES[e["dtype"]], "c", 8 + size + e["data_offsets"][0], tuple(e["shape"]))
         for name, e in header.items()
         if name != "__metadata__"
     }
@@ -72,6 +73,7 @@ class TextWriter:
 
     def finish(self, index: Iterable[int]) -> None:
         """Writes text.safetensors from what was added."""
+        self.tokens.write(np.zeros(self.dim, np.float16).tobytes())
         self.tokens.close()
         self.pooled.close()
         offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
@@ -80,7 +82,7 @@ class TextWriter:
             "offsets": ("I64", offsets.shape),
             "index": ("I64", rows.shape),
             "pooled": ("F32", (len(self.lengths), self.dim)),
-            "tokens": ("F16", (int(offsets[-1]), self.dim)),
+            "tokens": ("F16", (int(offsets[-1]) + 1, self.dim)),
         }
         with open(self.folder / "text.safetensors", "wb") as out:
             out.write(_header(shapes))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shift_diffusion.config import Augment
-from shift_diffusion.data.augment import augment
+from shift_diffusion.data.augment import augment, uniforms
 
 
 def section(**values) -> Augment:
@@ -42,6 +42,19 @@ def test_seed_stage_and_number_each_matter(seed, stage, first):
     images = pictures(1).expand(12, -1, -1, -1)
     base = augment(images, section(**ALL), 3, 2, np.arange(100, 112))
     assert (augment(images, section(**ALL), seed, stage, np.arange(first, first + 12)) != base).any()
+
+
+def test_uniform_values_are_uniform_and_unrelated():
+    values = uniforms(5, 2, np.arange(20_000), 4).numpy()
+    assert (values >= 0).all()
+    assert (values < 1).all()
+    for column in values.T:
+        counts = np.histogram(column, 16, (0, 1))[0]
+        assert ((counts - 1250) ** 2 / 1250).sum() < 40  # chi-square of 15 degrees: 37.7 once in a thousand
+    others = [uniforms(5, 3, np.arange(20_000), 1), uniforms(6, 2, np.arange(20_000), 1)]
+    rows = [*values.T, np.roll(values[:, 0], 1), *(other[:, 0].numpy() for other in others)]
+    correlations = np.corrcoef(rows) - np.eye(len(rows))
+    assert np.abs(correlations).max() < 0.03
 
 
 def test_flip_mirrors_about_half():

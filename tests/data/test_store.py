@@ -81,4 +81,4 @@ def test_text_store_round_trip(tmp_path):
         assert (found.pooled[row].numpy() == pooled).all()
     with safe_open(tmp_path / "text.safetensors", "np") as official:  # any reader of the format reads it
         assert (official.get_tensor("offsets") == [0, 3, 3, 8]).all()
-        assert official.get_tensor("tokens").shape == (8, 6)
+        assert official.get_tensor("tokens").shape == (9, 6)
