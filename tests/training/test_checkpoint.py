@@ -3,6 +3,7 @@
 import errno
 import json
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -198,7 +199,8 @@ def _can_mount() -> bool:
 @pytest.mark.skipif(not _can_mount(), reason="needs a mount namespace")
 def test_a_full_file_system(tmp_path):
     """Case 17 for real: 3 MB of tmpfs, 2 MB a checkpoint."""
-    script = f"mount -t tmpfs -o size=3M none {tmp_path} && exec {sys.executable} -c '{_ON_TMPFS}' {tmp_path}"
+    python = shlex.quote(sys.executable)
+    script = f"mount -t tmpfs -o size=3M none {tmp_path} && exec {python} -c '{_ON_TMPFS}' {tmp_path}"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     message, left = done.stdout.strip().splitlines()
