@@ -65,13 +65,13 @@ def _retrain(root: Path, lock: int, params: Params, remote: bool) -> State:
     if not new:
         return Completed(name="Unchanged", message="unchanged: no new data, parameters or code")
     get_run_logger().info("new: %s", "; ".join(new))
-    before = version_of(root)
+    before = registered(root)
     state = run_stages(root, lock, read_dag(root), force=("prepare",) if NEW_DATA in new else ())
     if not state.is_completed():
         return state
     if remote:
         transfer(root, lock, ["push", "--run-cache"])
-    reason = decision(root, before)
+    reason = decision(before, registered(root))
     publish_results(root, "Retraining", reason=reason, new=new)
     return Completed(message=f"{reason} (new: {'; '.join(new)})")
 
@@ -88,21 +88,20 @@ def transfer(root: Path, lock: int, arguments: list[str]) -> None:
     run_dvc(Command(arguments, root, get_run_logger().info, keep=(lock,)))
 
 
-def version_of(root: Path) -> int | None:
-    """The registry version that the last `register` made or found."""
-    try:
-        return json.loads((root / REGISTERED).read_text(encoding="utf-8"))["version"]
-    except FileNotFoundError:
-        return None
+def registered(root: Path) -> dict | None:
+    """What the last `register` wrote; None before the first."""
+    path = root / REGISTERED
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def decision(root: Path, before: int | None) -> str:
+def decision(before: dict | None, now: dict | None) -> str:
     """The gate's decision in one line."""
-    if not (root / REGISTERED).is_file():
+    if now is None:
         return "no stage `register` in this pipeline: nothing registered"
-    outcome = json.loads((root / REGISTERED).read_text(encoding="utf-8"))
-    novelty = "new version" if outcome["version"] != before else "still version"
-    return f"{outcome['decision']}: {novelty} {outcome['version']}: {outcome['reason']}"
+    if now == before:
+        return f"no new version: the change made no difference to what version {now['version']} was judged by"
+    known = before is not None and before["version"] == now["version"]
+    return f"{now['decision']}: {'known' if known else 'new'} version {now['version']}: {now['reason']}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -70,7 +70,9 @@ def end_abandoned(root: Path) -> list[int]:
                 ended.append(process.pid)
                 with contextlib.suppress(psutil.TimeoutExpired):
                     process.wait(60)
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+                note.write_text(json.dumps(record))  # for `close_orphans`: its server is gone, so it told nobody
     return ended
 
 

@@ -22,9 +22,6 @@ from tests.flows.conftest import wait_until
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-CLICK_TASK_RUNS = "[...document.querySelectorAll('[role=tab],button')].find(e => e.innerText == 'Task Runs').click()"
-
-
 class Page:
     """One tab of a headless Chromium, through its debugging protocol."""
 
@@ -57,7 +54,7 @@ def browser(profile: Path):
     from websockets.sync.client import connect
 
     command = [
-        BROWSER, "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+        BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu",
         "--hide-scrollbars", "--window-size=1200,1500",
         f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank",
     ]  # fmt: skip
@@ -84,9 +81,7 @@ def look_at(base: str, flow_run_id, profile: Path, out: Path, *stages: str) -> N
     """Opens the run and its report; one picture: stages and graph above, reason, samples and numbers below."""
     pictures = []
     with browser(profile) as page:
-        page.open(f"{base}/runs/flow-run/{flow_run_id}", "Completed", "Task Runs")
-        page.ask("Runtime.evaluate", expression=CLICK_TASK_RUNS)
-        wait_until(lambda: all(f"{stage}-" in page.text() for stage in stages), timeout=400, what=f"{stages}")
+        page.open(f"{base}/runs/flow-run/{flow_run_id}", "Completed", "Task runs", *stages)
         page.screenshot(out)
         pictures.append(Image.open(out).convert("RGB").crop((0, 0, 1200, 900)))
         page.open(f"{base}/artifacts/artifact/{report_of(flow_run_id)}", "Retraining", "Samples", "Metrics", "evaluate")

@@ -61,6 +61,12 @@ def prepare() -> None:
     write("reports/prepare/metrics.json", json.dumps({"source_hash": source_hash}))
 
 
+def learning_rate() -> float:
+    from shift_diffusion.config import load_params
+
+    return load_params().train.stage_1.lr
+
+
 def evaluate() -> None:
     from PIL import Image
 
@@ -86,7 +92,7 @@ def main(stage: str) -> None:
     if stage in ("prepare", "evaluate", "register"):
         {"prepare": prepare, "evaluate": evaluate, "register": register}[stage]()
     elif stage == "stage-1":
-        write("models/stage-1.txt", Path("data/prepared.txt").read_text() + " 1")
+        write("models/stage-1.txt", Path("data/prepared.txt").read_text() + f" 1 {learning_rate()}")
     elif stage == "stage-2":
         write("models/stage-2.txt", Path("models/stage-1.txt").read_text() + " 2")
     else:
