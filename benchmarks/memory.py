@@ -2,23 +2,25 @@
 
     python -m benchmarks.memory                (stage 3 of params.yaml; no data needed)
 
-Prints megabytes above what the process held before its first step (weights, libraries): activations, gradients,
-optimizer state and EMA. On an accelerator it is what torch allocated, on the CPU what the process held resident.
+Prints the peak of what a step adds to weights, EMA and optimizer state: activations, gradients and temporaries. On an
+accelerator it is torch's own count; on the CPU the bytes of all tensors alive, counted at every operator, because
+resident memory also counts the libraries' code and workspaces, which differ by processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
+import weakref
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shift_diffusion.config import Params, load_params, parse_params
 from shift_diffusion.models.conditioning import TextCondition
@@ -36,6 +38,33 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16, checkpointing": {"precision": "bfloat16", "gradient_checkpointing": True},
 }
 TOKENS, TEXT_DIM = 20, 384
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make inside the block, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: weakref.WeakSet = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in given:
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._known:
+            self._known.add(storage)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._freed, storage.nbytes())
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
 
 
 class _NoData:
@@ -62,37 +91,37 @@ def random_batch(params: Params, stage: int, size: int) -> Batch:
     return to_batch(images, eps, u, schedule, params.process.time_sampling, np.arange(size), text, drop)
 
 
-def measure(stage: int, batch_size: int, steps: int, variant: dict[str, Any]) -> dict[str, float]:
-    """In this process: peak above the start in MB, and seconds of the last step."""
+def measure(stage: int, batch_size: int, variant: dict[str, Any]) -> dict[str, float]:
+    """In this process: peak of the second step in MB above what was there before it, and its seconds."""
     params = params_of(variant, load_params())
     environment = set_up(params.runtime)
     parallel = Parallel(environment.device.type)
     engine = make_engine(params, stage, start_network(stage, params, _NoData(), None), environment, parallel)
     cut = variant.get("accumulation", 1)
     batches = [random_batch(params, stage, batch_size // cut) for _ in range(cut)]
-    before, cuda = psutil.Process().memory_info().rss, parallel.device.type == "cuda"
-    if cuda:
+    engine.train_step(batches, batch_size, 1e-4)
+    start = time.perf_counter()
+    if parallel.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    for _ in range(steps):
-        start = time.perf_counter()
         engine.train_step(batches, batch_size, 1e-4)
-        seconds = time.perf_counter() - start
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"mb": (peak - before) / 2**20, "seconds": seconds}
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        with LiveBytes() as live:
+            engine.train_step(batches, batch_size, 1e-4)
+        peak = live.peak
+    return {"mb": peak / 2**20, "seconds": time.perf_counter() - start}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--stage", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--variant", help="measure this one here and print JSON")
     arguments = parser.parse_args()
     if arguments.variant:
         variant = VARIANTS[arguments.variant]
-        print(json.dumps(measure(arguments.stage, arguments.batch_size, arguments.steps, variant)))
+        print(json.dumps(measure(arguments.stage, arguments.batch_size, variant)))
         return
     plain = None
     print(f"stage {arguments.stage}, batch {arguments.batch_size}")
