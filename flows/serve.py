@@ -25,6 +25,7 @@ from prefect.deployments.runner import EntrypointType
 from prefect.exceptions import ObjectNotFound
 
 from flows import orphans
+from flows.dvc_stage import GRACE_SECONDS
 from flows.pipeline import check_input, run_main
 from flows.project import is_alive, project_root
 from flows.retrain import retrain
@@ -65,15 +66,20 @@ def end_abandoned(root: Path) -> list[int]:
         with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
             record = json.loads(note.read_text())
             if record["runner"] and is_alive(record) and not is_alive(record["runner"]):
-                process = psutil.Process(record["pid"])
-                process.terminate()
-                ended.append(process.pid)
-                with contextlib.suppress(psutil.TimeoutExpired):
-                    process.wait(60)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+                _end(psutil.Process(record["pid"]))
+                ended.append(record["pid"])
                 note.write_text(json.dumps(record))  # for `close_orphans`: its server is gone, so it told nobody
     return ended
+
+
+def _end(process: psutil.Process) -> None:
+    """Asks the flow to end its stages; it may then wait in vain for its server, so not for long."""
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS + 10)
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(10)
 
 
 @contextlib.contextmanager
