@@ -105,7 +105,7 @@ def test_the_champion_draws_pictures_in_an_empty_folder(finished, tmp_path):
         "import mlflow, pandas as pd, io; from PIL import Image; "
         "model = mlflow.pyfunc.load_model('models:/shift-diffusion@champion'); "
         "found = model.predict(pd.DataFrame({'prompt': ['seven', 'three'], 'seed': [1, 2]}), params={'num_steps': 2}); "
-        "print([Image.open(io.BytesIO(png)).size for png in found['png']])"
+        "print([Image.open(io.BytesIO(png)).size for png in found['picture']])"
     )
     env = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{finished}/mlflow.db"}
     done = subprocess.run(
