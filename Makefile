@@ -56,7 +56,7 @@ format: setup-test  ## Apply the style
 	@$(RUN) ruff check --fix . && $(RUN) ruff format .
 
 ui: setup  ## Open MLflow's pages on http://127.0.0.1:5000
-	@$(RUN) mlflow ui --host 127.0.0.1 --backend-store-uri "sqlite:///$(CURDIR)/mlflow.db"
+	@$(RUN) MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --host 127.0.0.1 --backend-store-uri "sqlite:///$(CURDIR)/mlflow.db"
 
 clean:  ## Remove what can be made again: checkpoints, caches of tools (not models, data or history)
 	rm -rf .checkpoints .pytest_cache .ruff_cache .cache
