@@ -1,6 +1,6 @@
 """The FID arithmetic side by side: ours, torch-fidelity's and pytorch-fid's, on the same features.
 
-    python benchmarks/fid.py            best of five, feature matrices to number
+    python benchmarks/fid.py            best of three, feature matrices to number
 
 pytorch-fid takes part where it is installed. Features are normal with a decaying spectrum; extraction isn't timed.
 """
@@ -18,7 +18,7 @@ from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_features_to_statistics
 from shift_diffusion.evaluation.frechet import FeatureStatistics, frechet_distance
 
 NUM_SAMPLES = 1000
-REPEATS = 5
+REPEATS = 3
 
 
 def features(size: int, seed: int) -> Tensor:
