@@ -129,9 +129,15 @@ def finished_stages(folder: Path) -> set[str]:
     return set(re.findall(r"^  ([a-z0-9-]+):$", lock.read_text(), re.MULTILINE)) if lock.exists() else set()
 
 
-def kill_once(folder: Path, moment: Callable[[Repro], bool], expected: dict[str, bytes]) -> list[str]:
-    """Problems of one killed and repeated run; none when all is as in the undisturbed one."""
-    make_clone(folder)
+def clone(origin: Path, folder: Path) -> Path:
+    """What `origin` has committed: edits of the project while this runs make no difference."""
+    subprocess.run(["git", "clone", "-q", str(origin), str(folder)], check=True)
+    return folder
+
+
+def kill_once(origin: Path, folder: Path, moment: Callable[[Repro], bool], expected: dict[str, bytes]) -> list[str]:
+    """Problems of one killed and repeated run of a clone; none when all is as in the undisturbed one."""
+    clone(origin, folder)
     repro = Repro(folder)
     repro.wait_until(moment)
     repro.kill()
@@ -155,7 +161,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-        undisturbed, start = make_clone(Path(temporary) / "undisturbed"), time.monotonic()
+        origin = make_clone(Path(temporary) / "origin")
+        undisturbed, start = clone(origin, Path(temporary) / "undisturbed"), time.monotonic()
         run(undisturbed, "dvc", "repro", *TARGETS)
         duration = time.monotonic() - start
         expected = contents(undisturbed)
@@ -164,7 +171,7 @@ def main() -> None:
         for number, (description, moment) in enumerate(moments(arguments.kills, arguments.seed, duration), start=1):
             print(f"kill {number} of {arguments.kills}: {description}", flush=True)
             folder = Path(temporary) / f"killed-{number}"
-            problems = kill_once(folder, moment, expected)
+            problems = kill_once(origin, folder, moment, expected)
             good += not problems
             print("\n".join(f"  {problem}" for problem in problems) or "  identical", flush=True)
             shutil.rmtree(folder)

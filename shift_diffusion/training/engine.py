@@ -108,11 +108,8 @@ class Engine:
     def evaluating(self) -> Iterator[None]:
         """The network is the averaged one, in evaluation mode and without gradients, inside the block."""
         self._objective.eval()
-        with self.ema.applied(), torch.no_grad():
-            try:
-                yield
-            finally:
-                self.parallel.reshard(self._objective)
+        with self.ema.applied(), torch.no_grad(), self.parallel.whole(self._objective):
+            yield
         self._objective.train()
 
     def statistics(self, batch: Batch) -> Tensor:

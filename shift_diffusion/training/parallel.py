@@ -8,6 +8,7 @@ gradients, optimizer state and EMA divided between the processes).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -59,10 +60,16 @@ class Parallel:
             return _sharded_sync(module, last)
         return nullcontext() if last else self._accelerator.no_sync(module)
 
-    def reshard(self, module: nn.Module) -> None:
-        """Under FSDP a forward pass leaves the whole weights in place; this divides them again."""
+    @contextmanager
+    def whole(self, module: nn.Module) -> Iterator[None]:
+        """Inside the block the parts of `module` can be called by themselves: under FSDP its weights are gathered."""
         if self._sharded:
-            module.reshard()
+            module.unshard()
+        try:
+            yield
+        finally:
+            if self._sharded:
+                module.reshard()
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over the processes, in place."""

@@ -17,9 +17,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    folder = make_clone(tmp_path_factory.mktemp("undisturbed") / "clone")
-    run(folder, "dvc", "repro", *chaos.TARGETS)
-    return folder
+    """(origin, its clone after an undisturbed run)"""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    origin = make_clone(folder / "origin")
+    run(chaos.clone(origin, folder / "clone"), "dvc", "repro", *chaos.TARGETS)
+    return origin, folder / "clone"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,8 @@ def undisturbed(tmp_path_factory):
     ids=["prepare", "checkpoint", "evaluate"],
 )
 def test_a_killed_pipeline_ends_in_the_same_bytes(undisturbed, tmp_path, moment):
-    assert chaos.kill_once(tmp_path / "clone", moment, chaos.contents(undisturbed)) == []
+    origin, finished = undisturbed
+    assert chaos.kill_once(origin, tmp_path / "clone", moment, chaos.contents(finished)) == []
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
