@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from shift_diffusion.stage import Terminated
 from shift_diffusion.training import rng
 from shift_diffusion.training.batches import Ahead, Batch, TrainingBatches
 from shift_diffusion.training.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, check_space
+from shift_diffusion.training.clock import Clock
 from shift_diffusion.training.engine import StepResult
 from shift_diffusion.training.guard import TrainingDiverged, Verdict
 from shift_diffusion.training.history import History
@@ -120,7 +119,7 @@ class _Run:
         self.validation = Validation(params, stage, data, self.schedule)
         self.engine = make_engine(params, stage, network, environment, parallel)
         self.history = History()
-        self.clock = _Clock()
+        self.clock = Clock()
         self.samples: Tensor | None = None
         self.stop_asked = False
         self.saved_at = -1  # step of the newest checkpoint
@@ -133,12 +132,13 @@ class _Run:
 
     def to_the_end(self) -> Result:
         self._resume()
-        if self._is_main:
+        if self.parallel.is_main:
             self.bar = Progress(self.section.images, f"stage-{self.stage}", initial=self.images)
         ahead = Ahead(self.batches.make)
         try:
             while True:
-                self._between_steps()
+                with self.clock.paused():
+                    self._between_steps()
                 if self.engine.step == self.num_steps:
                     break
                 self._advance(ahead)
@@ -147,10 +147,6 @@ class _Run:
             if self.bar is not None:
                 self.bar.close()
         return self._result()
-
-    @property
-    def _is_main(self) -> bool:
-        return self.parallel.is_main
 
     # between two steps
 
@@ -178,7 +174,7 @@ class _Run:
                 self.history.add_validation(step, self.images, values)
                 self._report(values)
             self.samples = self.validation.samples(self.engine)
-        if self._is_main:
+        if self.parallel.is_main:
             self.on_samples(step, self.samples)
 
     def raise_stop(self) -> None:
@@ -229,14 +225,14 @@ class _Run:
         )
 
     def _report(self, values: dict[str, float]) -> None:
-        if self._is_main:
+        if self.parallel.is_main:
             self.on_metrics(self.engine.step, {k: v for k, v in values.items() if k != "step"})
 
     # checkpoints
 
     def _save(self, *, regular: bool) -> None:
         tensors = self.engine.tensors()
-        if self._is_main:
+        if self.parallel.is_main:
             state = {**self.engine.state(), "history": self.history.state()}
             self.folder.save(self.engine.step, tensors, state, regular=regular)
         self.parallel.wait()  # who leaves now, stopped, takes the connection with it
@@ -244,7 +240,7 @@ class _Run:
 
     def _resume(self) -> None:
         """From the newest checkpoint; without one the cadence writes one of step 0, and a roll-back can go there."""
-        checkpoint = self._load(self.folder.newest() if self._is_main else None)
+        checkpoint = self._load(self.folder.newest() if self.parallel.is_main else None)
         if checkpoint is not None:
             self._say(f"resumed from {checkpoint['name']} at step {self.engine.step} of {self.num_steps}")
 
@@ -263,12 +259,12 @@ class _Run:
             f"loss {result.loss:.4g} at step {self.engine.step} is more than {self.engine.guard.spike_factor} times "
             f"its running mean {self.engine.guard.mean_loss:.4g}: back to the last regular checkpoint"
         )
-        if self._load(self.folder.newest(regular_only=True) if self._is_main else None) is None:
+        if self._load(self.folder.newest(regular_only=True) if self.parallel.is_main else None) is None:
             raise CheckpointError(f"{self.folder.folder}: no checkpoint to go back to")
         self.engine.guard.went_back(draw)
 
     def _say(self, message: str) -> None:
-        if self._is_main:
+        if self.parallel.is_main:
             print(f"stage-{self.stage}: {message}", flush=True)
 
     # the end
@@ -281,7 +277,7 @@ class _Run:
         networks = [network_from_config(spec).eval() for _ in range(2)]
         for network, state in zip(networks, (averaged, raw), strict=True):
             network.load_state_dict(state)
-        if self._is_main:
+        if self.parallel.is_main:
             self.folder.keep_only_newest()
         config = {
             "network": spec,
@@ -289,7 +285,7 @@ class _Run:
             "text": self.params.text.model_dump(mode="json"),
             "resolution": self.section.resolution,
         }
-        return Result(*networks, config, self._metrics(networks[0]), self.history, self.samples, self._is_main)
+        return Result(*networks, config, self._metrics(networks[0]), self.history, self.samples, self.parallel.is_main)
 
     def _metrics(self, averaged: NestedUNet) -> dict[str, float]:
         return {
@@ -299,23 +295,3 @@ class _Run:
             "parameters": sum(p.numel() for p in averaged.parameters()),
             **{f"shift_{name}": value for name, value in averaged.shift_report().items()},
         }
-
-
-class _Clock:
-    """Speed and waiting since the last lap."""
-
-    def __init__(self) -> None:
-        self.images, self._waited, self._start = 0, 0.0, time.perf_counter()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
-
-    def lap(self) -> dict[str, float]:
-        now = time.perf_counter()
-        elapsed = now - self._start
-        values = {"images_per_s": self.images / elapsed, "data_wait_share": self._waited / elapsed}
-        self.images, self._waited, self._start = 0, 0.0, now
-        return values

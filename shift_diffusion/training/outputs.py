@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 from shift_diffusion.files import new_folder, write_json, write_text_atomic
 from shift_diffusion.models.saving import save_network
 from shift_diffusion.pictures import grid, save_png
@@ -24,3 +26,10 @@ def write_outputs(result: Result, model_folder: Path, report_folder: Path) -> No
         save_png(grid(result.samples), folder / "samples.png")
         curves = {label: result.history.series(column) for column, label in _CURVES.items()}
         line_plot(folder / "curves.png", curves, "optimizer step", "loss", model_folder.name, log=True)
+
+
+def save_sheet(pictures: Tensor, folder: Path, step: int) -> Path:
+    """One sheet of pictures (N, 3, R, R) uint8, named by the step."""
+    path = folder / f"step-{step:06d}.png"
+    save_png(grid(pictures), path)
+    return path
