@@ -27,9 +27,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shift_diffusion.config import Data, Text
-from shift_diffusion.data.prepare import prepare_data
-
 SIDES = (64, 32, 16)
 
 
@@ -81,6 +78,10 @@ def decode_alone(folder: Path, workers: int) -> None:
 
 
 def prepare(folder: Path, out: Path, workers: int) -> None:
+    # inside, as in stages/prepare.py: worker processes import this file again, and need none of it
+    from shift_diffusion.config import Data, Text
+    from shift_diffusion.data.prepare import prepare_data
+
     data = Data(
         source="folder",
         path=str(folder),
@@ -111,6 +112,7 @@ def speed(count: int, workers: int, repeats: int) -> dict:
     with tempfile.TemporaryDirectory() as temporary:
         folder, out = Path(temporary) / "jpegs", Path(temporary) / "out"
         write_jpegs(folder, count, 512)
+        prepare(folder, out, workers)  # imports, and files into the system's cache
         times: dict[str, list[tuple[float, float]]] = {
             "plain": [],
             "plain_without_draft": [],

@@ -7,18 +7,18 @@ the name of the class, which is the first folder below the root.
 
 from __future__ import annotations
 
-import csv
 import errno
 import functools
 import hashlib
-import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shift_diffusion.config import PROJECT_ROOT, ConfigError, Data
+from shift_diffusion.data.captions import METADATA, Captions
 from shift_diffusion.data.sources import ContentDigest, Item, hash_of
 
 SUFFIXES = frozenset(
@@ -31,8 +31,6 @@ SUFFIXES = frozenset(
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
 MAX_BYTES = 512 << 20
 """Larger files are refused unread."""
-
-_METADATA = ("metadata.jsonl", "metadata.csv")
 
 
 class Folder:
@@ -48,6 +46,8 @@ class Folder:
         self.num_images = data.num_images
         self.empty_class = data.empty_class
         self.notes: dict[str, Any] = {}
+        self._classes: dict[str, int] = {}  # first folder below the root -> pictures in it
+        self._texts: set[str] = set()
         if not self.root.is_dir():
             raise ConfigError([f"data.path: {self.root} is not a folder"])
 
@@ -61,22 +61,25 @@ class Folder:
 
     def items(self) -> Iterator[Item]:
         paths = self.paths
-        classes = {name: number for number, name in enumerate(sorted(self._classes))}
-        captions = self._metadata(paths)
+        classes = {name: number for number, name in enumerate(self._classes)}
+        captions = Captions(self.root, paths, self._texts)
+        if captions.num_without_picture:
+            self.notes["captions_without_picture"] = captions.num_without_picture
         for relative in paths:
             label = relative.split("/")[0] if "/" in relative else None
-            details = {} if label is None else {"class": label, "class_number": classes[label]}
-            readable = relative.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            caption = self._caption(relative, label, captions)
-            yield Item(id=readable, caption=caption, key=relative, details=details)
+            named = None if label is None else _readable(label)
+            details = {} if label is None else {"class": named, "class_number": classes[label]}
+            yield Item(id=_readable(relative), caption=captions.of(relative, named), key=relative, details=details)
 
     def load(self, item: Item) -> bytes:
-        path = self.root / item.key
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        path = os.path.join(self.root, item.key)
+        about = os.stat(path)
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for ever
             raise OSError(errno.EINVAL, "not a regular file")
-        if path.stat().st_size > MAX_BYTES:
+        if about.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MB")
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            return file.read()
 
     def identity(self, item: Item) -> None:
         return None
@@ -91,31 +94,24 @@ class Folder:
         return digest.hexdigest()
 
     def _scan(self) -> list[str]:
-        """Relative paths of picture files, sorted; fills `notes` and the classes."""
-        found, ignored, folders = [], Counter(), {}
+        """Relative paths of picture files, sorted; fills `notes`, the classes and the text files."""
+        found, ignored = [], Counter()
         for folder, subfolders, files in os.walk(self.root):  # doesn't follow links to folders: no endless loops
-            ignored["hidden"] += sum(name.startswith(".") for name in [*subfolders, *files])
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            ignored["link_to_folder"] += sum(os.path.islink(os.path.join(folder, name)) for name in subfolders)
-            relative = Path(folder).relative_to(self.root).as_posix()
+            relative = os.path.relpath(folder, self.root).replace(os.sep, "/")
             prefix = "" if relative == "." else f"{relative}/"
-            pictures = [name for name in files if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES]
-            found += [prefix + name for name in pictures]
-            ignored["other"] += sum(self._is_other(name) for name in files)
-            for name in subfolders if not prefix else ():
-                if not os.path.islink(os.path.join(folder, name)):
-                    folders[name] = 0
+            links = {name for name in subfolders if os.path.islink(os.path.join(folder, name))}
+            hidden = {name for name in (*subfolders, *files) if name.startswith(".")}
+            subfolders[:] = [name for name in subfolders if name not in hidden]
+            kinds = Counter(_kind(name) for name in files if name not in hidden)
+            ignored.update(hidden=len(hidden), link_to_folder=len(links - hidden), other=kinds["other"])
+            found += [prefix + name for name in files if name not in hidden and _kind(name) == "picture"]
+            self._texts.update(prefix + name for name in files if name.endswith(".txt"))
             if prefix:
-                folders[relative.split("/")[0]] += len(pictures)
-        self._classes = list(folders)
-        self._note(ignored, sorted(name for name, count in folders.items() if not count))
+                self._classes[relative.split("/")[0]] += kinds["picture"]
+            else:
+                self._classes = dict.fromkeys(sorted(set(subfolders) - links), 0)
+        self._note(ignored, [name for name, count in self._classes.items() if not count])
         return sorted(found)
-
-    @staticmethod
-    def _is_other(name: str) -> bool:
-        lower = name.lower()
-        known = lower in _METADATA or lower in _SYSTEM_FILES or Path(lower).suffix in SUFFIXES | {".txt"}
-        return not known and not name.startswith(".")
 
     def _note(self, ignored: Counter, empty: list[str]) -> None:
         self.notes = {f"ignored_{name}": count for name, count in ignored.items() if count}
@@ -134,57 +130,16 @@ class Folder:
         self.notes["left_out_by_num_images"] = len(paths) - self.num_images
         return sorted(sorted(paths, key=hash_of)[: self.num_images])
 
-    def _metadata(self, paths: list[str]) -> dict[str, str]:
-        """relative path -> caption, from every metadata file; a deeper file has the last word."""
-        folders = {""} | {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
-        captions: dict[str, str] = {}
-        for folder in sorted(folders, key=lambda name: (name.count("/") + bool(name), name)):
-            for name in _METADATA:
-                path = self.root / folder / name
-                if path.is_file():
-                    prefix = f"{folder}/" if folder else ""
-                    captions.update({prefix + file: text for file, text in _read_metadata(path).items()})
-                    break
-        absent = len(captions.keys() - set(paths))
-        if absent:
-            self.notes["captions_without_picture"] = absent
-        return captions
 
-    def _caption(self, relative: str, label: str | None, captions: dict[str, str]) -> str:
-        beside = (self.root / relative).with_suffix(".txt")
-        if beside.is_file():
-            return " ".join(beside.read_text(encoding="utf-8", errors="replace").split())
-        said = captions.get(relative)
-        if said is not None:
-            return " ".join(said.split())
-        return "" if label is None else " ".join(label.replace("_", " ").replace("-", " ").split())
+def _readable(name: str) -> str:
+    """File names are bytes; what is not UTF-8 in one can't go into a report."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _read_metadata(path: Path) -> dict[str, str]:
-    """Reads `file_name` and `text` (or `caption`) of every row.
-
-    Raises:
-        ConfigError: naming file and line, for rows that can't be read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        rows = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else _json_lines(path, text)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"{path}: {error}"]) from error
-    captions = {}
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
-            raise ConfigError([f"{path}: row {number} has no file_name"])
-        captions[row["file_name"]] = str(row.get("text") or row.get("caption") or "")
-    return captions
-
-
-def _json_lines(path: Path, text: str) -> list[Any]:
-    rows = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ConfigError([f"{path}: line {number}: {error}"]) from error
-    return rows
+def _kind(name: str) -> str:
+    """What a file is, by its name: picture, known (of use or well known to be of none), other."""
+    lower = name.lower()
+    suffix = os.path.splitext(lower)[1]
+    if suffix in SUFFIXES:
+        return "picture"
+    return "known" if suffix == ".txt" or lower in METADATA or lower in _SYSTEM_FILES else "other"

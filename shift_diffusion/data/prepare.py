@@ -18,7 +18,7 @@ from shift_diffusion.data.cache import Cache
 from shift_diffusion.data.decode import Target
 from shift_diffusion.data.embed import write_text
 from shift_diffusion.data.sources import ContentDigest, Source, hash_of, open_source
-from shift_diffusion.data.work import Outcome, num_workers, pack, results
+from shift_diffusion.data.work import Outcome, num_workers, results
 from shift_diffusion.files import new_folder, write_json
 from shift_diffusion.progress import progress
 
@@ -72,15 +72,15 @@ def _write_pictures(
     outcomes = results(source.items(), data, target, cache_file, num_workers(data.workers))
     with open(folder / "manifest.jsonl", "w", encoding="utf-8") as manifest:
         for outcome in progress(outcomes, "preparing pictures", total=len(source)):
-            content.add(outcome.item, outcome.identity)
+            content.add(outcome.item, outcome.result.identity)
             row = tally.add(outcome, data.validation_fraction)
             if row is None or outcome.picture is None:
                 continue
             for side, writer in arrays.items():
                 writer.add(outcome.picture.pixels[side])
             manifest.write(_json_line(row))
-            if not outcome.cached:
-                fresh[outcome.cache_key] = pack(outcome.picture)
+            if not outcome.result.cached:
+                fresh[outcome.result.cache_key] = outcome.result.packed
             if len(fresh) >= 256:
                 cache.put(fresh)
                 fresh = {}
@@ -114,9 +114,9 @@ class Tally:
         """The picture's row of the manifest; None for a refused one."""
         item, picture = outcome.item, outcome.picture
         if picture is None:
-            self.counts["skipped"][outcome.reason.partition(" (")[0]] += 1
+            self.counts["skipped"][outcome.result.reason.partition(" (")[0]] += 1
             if len(self.refused) < _LISTED:
-                self.refused.append({"id": item.id, "reason": outcome.reason})
+                self.refused.append({"id": item.id, "reason": outcome.result.reason})
             return None
         digest = hashlib.sha256(np.ascontiguousarray(picture.pixels[self.largest])).hexdigest()
         split = split_of(digest, validation_fraction)
@@ -141,7 +141,7 @@ class Tally:
         self.counts["formats"][picture.format or "drawn"] += 1
         self.counts["splits"][split] += 1
         self.numbers["animated"] += picture.animated
-        self.numbers["cached"] += outcome.cached
+        self.numbers["cached"] += outcome.result.cached
         self.numbers["enlarged"] += min(picture.width, picture.height) < self.largest
         self.numbers["without_caption"] += not outcome.item.caption
         self.sizes.append(min(picture.width, picture.height))

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -33,16 +34,26 @@ _CHUNKS_AHEAD = 4  # per worker: bounds what is in memory
 _SECONDS = 60  # for one picture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One item after preparation: a picture, or the reason why there is none."""
+class Result(NamedTuple):
+    """What a worker found for one item: a picture, or the reason why there is none."""
+
+    packed: bytes | None  # the prepared picture, as `pack` makes it
+    reason: str
+    identity: str  # of the picture's content before preparation; "" for what couldn't be read
+    cache_key: str = ""
+    cached: bool = False  # the picture was not decoded now
+
+
+class Outcome(NamedTuple):
+    """One item after preparation; `picture` is None where `result.reason` says why."""
 
     item: Item
     picture: Picture | None
-    reason: str
-    cached: bool  # the picture was not decoded now
-    cache_key: str
-    identity: str  # of the picture's content before preparation; "" for what couldn't be read
+    result: Result
+
+
+def _outcome(item: Item, result: Result) -> Outcome:
+    return Outcome(item, None if result.packed is None else unpack(result.packed), result)
 
 
 def results(
@@ -55,7 +66,7 @@ def results(
     if workers == 1:
         worker = Worker(open_source(data), target, Cache(cache_file))
         for item in items:
-            yield worker.outcome(item)
+            yield _outcome(item, worker.result(item))
         return
     pool = Pool(data, target, cache_file, workers)
     try:
@@ -71,7 +82,7 @@ class Worker:
         self.source, self.target, self.cache = source, target, cache
         self.settings = hash_of(decode.VERSION, *sorted(asdict(target).items()))
 
-    def outcome(self, item: Item) -> Outcome:
+    def result(self, item: Item) -> Result:
         identity = ""
         try:
             with time_limit(_SECONDS):
@@ -82,16 +93,12 @@ class Worker:
                     identity = _content(loaded)
                 key = hash_of(self.settings, identity)
                 known = self.cache.get(key)
-                if known is None:
-                    picture = self._prepare(self._load(item) if loaded is None else loaded)
-                else:
-                    picture = unpack(known)
-            cached = known is not None
-            return Outcome(item=item, picture=picture, reason="", cached=cached, cache_key=key, identity=identity)
+                packed = known or pack(self._prepare(self._load(item) if loaded is None else loaded))
+            return Result(packed, "", identity, key, known is not None)
         except Rejected as error:
-            return refusal(item, str(error), identity)
+            return Result(None, str(error), identity)
         except TookTooLong:
-            return refusal(item, f"took longer than {_SECONDS} s", identity)
+            return Result(None, f"took longer than {_SECONDS} s", identity)
 
     def _load(self, item: Item) -> bytes | Image.Image:
         try:
@@ -101,10 +108,6 @@ class Worker:
 
     def _prepare(self, loaded: bytes | Image.Image) -> Picture:
         return decode.decode(loaded, self.target) if isinstance(loaded, bytes) else decode.prepare(loaded, self.target)
-
-
-def refusal(item: Item, reason: str, identity: str = "") -> Outcome:
-    return Outcome(item=item, picture=None, reason=reason, cached=False, cache_key="", identity=identity)
 
 
 def _content(loaded: bytes | Image.Image) -> str:
@@ -121,9 +124,9 @@ def _start(data: Data, target: Target, cache_file: Path | None) -> None:
     _worker = Worker(open_source(data), target, Cache(cache_file))
 
 
-def _outcomes(items: list[Item]) -> list[Outcome]:
+def _results(items: list[Item]) -> list[Result]:
     assert _worker is not None
-    return [_worker.outcome(item) for item in items]
+    return [_worker.result(item) for item in items]
 
 
 class Pool:
@@ -143,12 +146,12 @@ class Pool:
         waiting: deque[tuple[list[Item], Future]] = deque()
         while True:
             while len(waiting) < self.workers * _CHUNKS_AHEAD and (chunk := list(islice(remaining, _CHUNK))):
-                waiting.append((chunk, self.executor.submit(_outcomes, chunk)))
+                waiting.append((chunk, self.executor.submit(_results, chunk)))
             if not waiting:
                 return
             chunk, future = waiting.popleft()
             try:
-                yield from future.result()
+                yield from map(_outcome, chunk, future.result())
             except BrokenProcessPool:
                 chunks = [chunk, *(other for other, _ in waiting)]
                 waiting.clear()
@@ -160,9 +163,9 @@ class Pool:
         executor = self._executor(1)
         for item in items:
             try:
-                yield executor.submit(_outcomes, [item]).result()[0]
+                yield _outcome(item, executor.submit(_results, [item]).result()[0])
             except BrokenProcessPool:
-                yield refusal(item, "the decoder crashed")
+                yield _outcome(item, Result(None, "the decoder crashed", ""))
                 executor = self._executor(1)
         executor.shutdown()
 

@@ -105,6 +105,29 @@ def test_unreadable_metadata_is_named(tmp_path, name, text, message):
     assert name in str(caught.value)
 
 
+def test_caption_in_csv_may_hold_line_breaks_commas_and_quotes(tmp_path):
+    put(tmp_path, "a.png")
+    put(tmp_path, "b.png", 1)
+    text = 'file_name,text\na.png,"two\nlines, ""quoted"""\nb.png,plain\n'
+    (tmp_path / "metadata.csv").write_text(text)
+    items, _ = listed(tmp_path)
+    assert {name: item.caption for name, item in items.items()} == {"a.png": 'two lines, "quoted"', "b.png": "plain"}
+
+
+def test_class_folder_whose_name_is_not_utf8_can_be_reported(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    with open(folder + b"/a.png", "wb") as file:
+        files.noise(0).save(file, "PNG")
+    items, _ = listed(tmp_path)
+    (item,) = items.values()
+    assert (item.id, item.caption, item.details["class"]) == ("caf\ufffd/a.png", "caf\ufffd", "caf\ufffd")
+    json.dumps([item.id, item.details], ensure_ascii=False).encode()
+
+
 def test_num_images_chooses_over_all_classes_and_stably(tmp_path):
     for kind in ("a", "b", "c"):
         for number in range(20):

@@ -59,7 +59,7 @@ def test_a_file_that_kills_its_worker_is_refused_by_name(tmp_path, monkeypatch):
     section = files.data_section(tmp_path)
     outcomes = list(work.results(open_source(section).items(), section, TARGET, None, workers=2))
     assert [outcome.item.id for outcome in outcomes if outcome.picture is None] == ["017.png"]
-    assert [outcome.reason for outcome in outcomes if outcome.picture is None] == ["the decoder crashed"]
+    assert [outcome.result.reason for outcome in outcomes if outcome.picture is None] == ["the decoder crashed"]
     assert len(outcomes) == 40
 
 
@@ -91,8 +91,8 @@ def test_a_picture_that_takes_too_long_is_refused(monkeypatch):
             time.sleep(5)
 
     monkeypatch.setattr(work, "_SECONDS", 0.05)
-    outcome = work.Worker(Slow(), TARGET, Cache(None)).outcome(Item(id="slow", caption="", key=0))
-    assert "took longer" in outcome.reason
+    result = work.Worker(Slow(), TARGET, Cache(None)).result(Item(id="slow", caption="", key=0))
+    assert "took longer" in result.reason
 
 
 def test_cache_keeps_first_value_and_survives_being_read_only(tmp_path):
