@@ -68,10 +68,11 @@ def _restore(root: Path, folder: Path, record: Record) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    raw = root / "data" / "raw"
-    if raw.is_dir() and not (folder / "data" / "raw").exists():  # the user's own pictures are in neither git nor DVC
-        (folder / "data").mkdir(exist_ok=True)
-        (folder / "data" / "raw").symlink_to(raw, target_is_directory=True)
+    raw, there = root / "data" / "raw", folder / "data" / "raw"
+    if raw.is_dir():  # the user's own pictures are in neither git nor DVC
+        shutil.rmtree(there, ignore_errors=True)
+        there.parent.mkdir(exist_ok=True)
+        there.symlink_to(raw, target_is_directory=True)
     cache = command(dvc("cache", "dir"), root).strip()
     command(dvc("cache", "dir", "--local", str((root / cache).resolve())), folder)
 

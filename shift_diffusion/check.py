@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from shift_diffusion.config import ConfigError, Params, load_params
-
-_PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"}
+from shift_diffusion.data.folder import SUFFIXES
 
 
 def main(path: str | Path = "params.yaml") -> int:
@@ -35,6 +34,8 @@ def main(path: str | Path = "params.yaml") -> int:
 
 def data_problems(params: Params) -> list[str]:
     """What keeps the data source from giving pictures; looks at names only, prepare reads the pictures."""
+    if not Path(params.data.path).is_dir():
+        return [f"data.path: '{params.data.path}' is not a folder; give the one that holds your pictures, or data/raw"]
     kind, _, name = params.data.source.partition(":")
     if kind in ("torchvision", "huggingface") and not name:
         return [f"data.source: '{params.data.source}' lacks the name of the data set, as in '{kind}:NAME'"]
@@ -54,11 +55,9 @@ def _torchvision_problems(name: str) -> list[str]:
 
 
 def _folder_problems(params: Params) -> list[str]:
-    folder = Path(params.data.path or "").expanduser()
-    if not folder.is_dir():
-        return [f"data.path: '{params.data.path}' is not a folder; give the folder that holds your pictures"]
-    if not any(file.suffix.lower() in _PICTURES for file in folder.rglob("*")):
-        kinds = ", ".join(sorted(_PICTURES))
+    folder = Path(params.data.path)
+    if not any(file.suffix.lower() in SUFFIXES for file in folder.rglob("*")):
+        kinds = ", ".join(sorted(SUFFIXES))
         return [f"data.path: '{params.data.path}' holds no pictures; looked for {kinds}, in sub-folders too"]
     return []
 

@@ -57,7 +57,7 @@ class Runtime(Section):
 
 class Data(Section):
     source: str  # avatars | digits | folder | torchvision:NAME | huggingface:NAME
-    path: str | None
+    path: str  # a folder that is there, also while another source is used: it is a dependency of prepare
     num_images: Positive | None  # None = all there are
     validation_fraction: Annotated[float, Field(gt=0, lt=1)]
     background: Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}$")]

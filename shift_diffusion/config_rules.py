@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import ValidationError
 
 from shift_diffusion.config import Loss, Params, Stage
@@ -130,8 +132,10 @@ def _data_problems(params: Params) -> list[str]:
             f"data.source: '{data.source}' is not allowed; allowed: avatars, digits, folder, torchvision:NAME, "
             "huggingface:NAME"
         )
-    if kind == "folder" and data.path is None:
-        problems.append("data.path: must name a folder of pictures when data.source is folder")
+    if data.path.startswith("~"):
+        problems.append(
+            f"data.path: '{data.path}' begins with ~, which DVC does not know; write {Path(data.path).expanduser()}"
+        )
     if (params.conditioning.style == "none") != (params.text.encoder == "none"):
         problems.append(
             f"conditioning.style: '{params.conditioning.style}' with text.encoder '{params.text.encoder}'; "

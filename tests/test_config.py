@@ -1,6 +1,7 @@
 """params.yaml: every fault is one line that names key, value and what is allowed, all of them at once."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_the_projects_own_file_is_valid(params):
         ({"train": {"stage-1": {"loss": {"mse": 0.0}}}}, ["train.stage-1.loss", "at least one"]),
         ({"process": {"schedule": "linear", "prediction": "velocity"}}, ["process.prediction", "eps, x0, v"]),
         ({"process": {"schedule": "sigmoid"}}, ["process.schedule", "'sigmoid'", "cosine"]),
-        ({"data": {"source": "folder"}}, ["data.path", "folder"]),
+        ({"data": {"source": "folder", "path": "~/pictures"}}, ["data.path", "~/pictures", str(Path.home())]),
         ({"data": {"source": "cifar"}}, ["data.source", "'cifar'", "torchvision:NAME"]),
         ({"conditioning": {"style": "none"}}, ["conditioning.style", "none"]),
         ({"process": {"hybrid_mix": 1.5}}, ["process.hybrid_mix", "1.5", "less than or equal to 1"]),

@@ -14,7 +14,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from shift_diffusion.config import PROJECT_ROOT, ConfigError, Data
@@ -40,9 +39,7 @@ class Folder:
     reads_files = True
 
     def __init__(self, data: Data):
-        self.root = Path(data.path or "").expanduser()
-        if not self.root.is_absolute():
-            self.root = PROJECT_ROOT / self.root
+        self.root = PROJECT_ROOT / data.path  # an absolute path stays what it is
         self.num_images = data.num_images
         self.empty_class = data.empty_class
         self.notes: dict[str, Any] = {}

@@ -31,7 +31,7 @@ class TorchvisionDataset:
 
     def __init__(self, dataset: str, data: Data):
         self.dataset_name, self.num_images = dataset, data.num_images
-        self.root = Path(data.path).expanduser() if data.path else PROJECT_ROOT / "data" / "downloads"
+        self.root = PROJECT_ROOT / data.path
         self.notes: dict[str, Any] = {}
         self._dataset: Any = None
 

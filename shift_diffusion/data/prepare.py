@@ -48,7 +48,8 @@ def prepare_data(
     """
     source = open_source(data)
     if not len(source):
-        raise ConfigError([f"data.source: {data.source} holds no pictures" + (f" ({data.path})" if data.path else "")])
+        place = f" ({data.path})" * source.reads_files
+        raise ConfigError([f"data.source: {data.source} holds no pictures{place}"])
     target = Target(resolutions=tuple(sorted(set(resolutions))), background=data.background, min_size=data.min_size)
     with new_folder(out) as folder:
         report = _write_pictures(folder, source, data, target, cache_folder)

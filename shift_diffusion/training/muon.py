@@ -22,14 +22,23 @@ _EDGES = ("stem", "head")  # first and last layers: their rows are colors, not d
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Nearest orthogonal matrices, approximately: (N, rows, columns) float32, by Newton-Schulz iteration."""
+    """Nearest orthogonal matrices, approximately: (N, rows, columns) float32, by Newton-Schulz iteration.
+
+    Each iteration multiplies x from the left by a polynomial of its Gram matrix. All these commute, so they are
+    collected in the small square matrices alone, and x, nine times as wide for a kernel, is multiplied twice in all.
+    """
     a, b, c = _QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices  # the smaller side in front: the products below are rows x rows
+    x = matrices.mT if tall else matrices  # the smaller side in front: its Gram matrix is the small one
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(_ITERATIONS):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+    gram, collected = x @ x.mT, None
+    for iteration in range(_ITERATIONS):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        collected = factor if collected is None else factor @ collected
+        if iteration + 1 < _ITERATIONS:
+            gram = factor @ gram @ factor
+    x = collected @ x
     return x.mT if tall else x
 
 

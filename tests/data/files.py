@@ -19,7 +19,7 @@ def data_section(path: Path | str | None = None, **changes) -> Data:
     """A `data` section for a small folder source, one worker."""
     values = {
         "source": "folder" if path is not None else "digits",
-        "path": None if path is None else str(path),
+        "path": str(path or "data/raw"),
         "num_images": None,
         "validation_fraction": 0.25,
         "background": "#ffffff",

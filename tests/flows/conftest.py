@@ -121,7 +121,7 @@ def toy_template(tmp_path_factory) -> Path:
     shutil.copy(TOY / "toy.py", root)
     shutil.copy(TOY / "pipeline.yaml", root / "dvc.yaml")  # under another name, or it'd be part of this project's DAG
     params = (ROOT / "params.yaml").read_text()
-    params = params.replace("source: avatars", "source: folder").replace("path: null", "path: PICTURES", 1)
+    params = params.replace("source: avatars", "source: folder").replace("path: data/raw", "path: PICTURES", 1)
     (root / "params.yaml").write_text(params)
     add_pictures(root, 3)
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):

@@ -1,5 +1,6 @@
 """Muon: orthogonal updates, the right parameters, and the same as AdamW elsewhere."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,3 +73,13 @@ def test_update_size_does_not_depend_on_the_gradient_scale():
         steps.append(network["middle"].weight.detach() - before)
     torch.testing.assert_close(steps[0], steps[1], atol=1e-5, rtol=1e-3)
     assert 0.5 < steps[0].square().mean().sqrt() / (1e-2 * 0.2) < 1.5
+
+
+@pytest.mark.parametrize("shape", [(8, 72), (24, 8), (16, 16)])
+def test_orthogonalize_is_the_iteration_of_its_source(shape):
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    assert torch.allclose(orthogonalize(matrices), x, atol=1e-6)
