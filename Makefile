@@ -20,7 +20,7 @@ define install
 @test -x "$(BIN)/python" || "$(PYTHON)" -m venv "$(BIN)/.."
 @cat pyproject.toml constraints.txt | cmp -s - "$(BIN)/../$(2)" || { \
   echo "installing into $(VENV) (a few minutes the first time)" \
-  && "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.$(1)' \
+  && "$(BIN)/python" -m pip install --quiet --no-compile --constraint constraints.txt --editable '.$(1)' \
   && cat pyproject.toml constraints.txt > "$(BIN)/../$(2)"; }
 endef
 

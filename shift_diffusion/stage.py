@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 from shift_diffusion.config import ConfigError
@@ -21,6 +22,7 @@ def _raise_terminated(signum, frame):
 def run_stage(main: Callable[[], None]) -> None:
     """Runs `main` and exits: 0 done, 2 bad input (messages on stderr), 130 Ctrl-C, 143 SIGTERM, 1 anything else."""
     signal.signal(signal.SIGTERM, _raise_terminated)
+    warnings.formatwarning = lambda message, *about, **more: f"note: {message}\n"  # a user needs no line of code
     try:
         main()
     except ConfigError as error:

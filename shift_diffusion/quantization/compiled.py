@@ -35,7 +35,7 @@ class CompiledNetwork:
         shape = config["network"]
         self._max_tokens, self._text_dim = shape["max_tokens"], shape["text_dim"]
         self._conditional = shape["style"] != "none"
-        self._program = torch.compile(network, options={"freezing": True})
+        self._program = torch.compile(network)
 
     @torch.no_grad()
     def __call__(
@@ -49,7 +49,8 @@ class CompiledNetwork:
         inputs = (x_t, log_snr, *self._condition(text, drop, len(x_t)))
         for value in inputs:
             _let_batch_vary(value, len(x_t))
-        return self._program(*inputs)
+        with torch._inductor.config.patch(freezing=True):  # as an option of compile, Dynamo wouldn't see it
+            return self._program(*inputs)
 
     def _condition(
         self, text: TextCondition | None, drop: Tensor | None, count: int

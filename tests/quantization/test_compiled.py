@@ -38,7 +38,7 @@ def test_a_compiled_int8_network_uses_int8_kernels_and_computes_the_same():
     converted = static_int8.convert(network, [make_inputs(seed=1)], [], safe_activation_bits())
     counters.clear()
     compiled = CompiledNetwork(converted.network, make_config(network))
-    check_all_forms_of_call(compiled, converted.network, 0.02)  # a rounding at a tie can go the other way
+    check_all_forms_of_call(compiled, converted.network, 0.05)  # a rounding at a tie can go the other way
     packed = counters["inductor"]
     convolutions = sum(row.int8 and row.kind == "Conv2d" for row in converted.rows)
     assert packed["qconv_weight_prepack_matcher_count"] >= convolutions
