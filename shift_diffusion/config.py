@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -337,14 +338,35 @@ def _fields_at(location: tuple) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The full name of every key of params.yaml, sections included, in order."""
+    for name, field in model.model_fields.items():
+        key = prefix + (field.alias or name)
+        yield key
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _all_keys(field.annotation, f"{key}.")
+
+
+def _meant(name: str, valid: list[str]) -> str | None:
+    """What an unknown key was meant to be: the same name in another section, else the nearest here, else anywhere."""
+    elsewhere: dict[str, str] = {}
+    for key in _all_keys(Params):
+        elsewhere.setdefault(key.rpartition(".")[2], key)
+    if name in elsewhere:
+        return elsewhere[name]
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    near += [elsewhere[other] for other in difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.75)]
+    return near[0] if near else None
+
+
 def _explain(item: dict) -> str:
     location = tuple(part for part in item["loc"] if not (isinstance(part, str) and "[" in part))
     key = ".".join(str(part) for part in location)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         valid = _fields_at(location)
-        near = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        near = _meant(str(location[-1]), valid)
+        hint = f"did you mean '{near}'? " if near else ""
         return f"{key}: unknown key; {hint}allowed: {', '.join(valid)}"
     if item["type"] == "missing":
         return f"{key}: missing; every key must be given"

@@ -15,7 +15,7 @@ from shift_diffusion.data.text import load_text_encoder
 from shift_diffusion.models.conditioning import TextCondition
 from shift_diffusion.models.saving import load_network
 from shift_diffusion.process.denoiser import Denoiser
-from shift_diffusion.process.samplers import initial_noise, sample, step_generators
+from shift_diffusion.process.samplers import initial_noise, sample, samplers_for, sampling_times, step_generators
 from shift_diffusion.process.schedules import NoiseSchedule, make_schedule
 
 
@@ -79,9 +79,13 @@ class Pipeline:
 
         Returns:
             uint8 (N, 3, R, R) on the CPU.
+
+        Raises:
+            ConfigError: a sampler, number of steps or spacing that doesn't fit what the model was trained on.
         """
         if not len(seeds):
             raise ValueError("seeds: at least one is needed")
+        self._check(sampler, num_steps, spacing)
         text = self._condition(prompts, len(seeds))
         negative = self.encode([negative_prompt]) if negative_prompt else None
         pictures = []
@@ -103,6 +107,20 @@ class Pipeline:
             if callback:
                 callback(len(batch))
         return torch.cat(pictures).contiguous()
+
+    def _check(self, sampler: str, num_steps: int, spacing: str) -> None:
+        fitting = samplers_for(self.schedule.family)
+        if sampler not in fitting:
+            raise ConfigError(
+                [
+                    f"sampler: '{sampler}' does not fit a model trained on schedule {self.schedule.name}; "
+                    f"allowed: {', '.join(fitting)}"
+                ]
+            )
+        try:
+            sampling_times(self.schedule, num_steps, spacing)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
 
     def _condition(self, prompts: Sequence[str] | TextCondition | None, count: int) -> TextCondition | None:
         if prompts is None:

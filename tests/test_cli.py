@@ -6,9 +6,12 @@ import time
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from shift_diffusion import cli
+from shift_diffusion.config import read_yaml
+from tests.conftest import merge
 from tests.mlflow_project import ROOT, database, project, store  # noqa: F401
 from tests.registry.registry_builder import DEFAULTS, build_outs
 
@@ -53,6 +56,40 @@ def test_wrong_use_is_exit_code_2(arguments):
 )
 def test_bad_input_is_one_line_and_exit_code_2(project, capsys, arguments, message):  # noqa: F811
     assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_check_is_the_dry_run(project, capsys):  # noqa: F811
+    """Case 40: the data and every section are looked at before any work; a pipeline that can start is described."""
+    smoke = merge(read_yaml(ROOT / "params.yaml"), read_yaml(ROOT / "tests" / "smoke.yaml"))
+    folder = {"data": {"source": "folder", "path": "pictures"}}
+    for content, message in (
+        (merge(smoke, {"evaluate": {"num_steps": 0}, "optim": {"lr": 1.0}}), "2 problems found, nothing was started"),
+        (merge(smoke, folder), "data.path: 'pictures' is not a folder"),
+        (merge(smoke, {"data": {"source": "torchvision:NoSuchSet", "path": "."}}), "no data set 'NoSuchSet'"),
+    ):
+        (project / "params.yaml").write_text(yaml.safe_dump(content))
+        assert cli.main(["check"]) == 2
+        assert message in capsys.readouterr().err
+    (project / "pictures").mkdir()
+    (project / "params.yaml").write_text(yaml.safe_dump(merge(smoke, folder)))
+    assert cli.main(["check"]) == 2
+    assert "'pictures' holds no pictures" in capsys.readouterr().err
+    (project / "pictures" / "a.PNG").write_bytes(b"prepare reads it, the check looks at names")
+    assert cli.main(["check"]) == 0
+    assert "stage-3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sampler", "ddpm"], "'ddpm' does not fit a model trained on schedule flow; allowed: ddim, dpmpp_2m, euler"),
+        (["--variant", "weight_int8"], "weight_int8"),
+    ],
+)
+def test_what_a_model_does_not_allow_is_one_line_and_exit_code_2(project, model, capsys, arguments, message):  # noqa: F811
+    """Case 20, at the command line."""
+    assert cli.main(["sample", "-n", "1", "--model", str(model), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

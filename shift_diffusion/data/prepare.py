@@ -171,6 +171,9 @@ def summary(report: dict[str, Any]) -> str:
         f"{report['run']['decoded']} decoded now, {report['run']['cached']} from the cache",
     ]
     lines += [f"warning: no picture in class folder {name}" for name in report["ignored"].get("empty_classes", [])]
+    if cut := report["text"].get("truncated_captions"):
+        limit = report["text"]["encoder"]["max_tokens"]
+        lines.append(f"warning: {cut} different captions are longer than text.max_tokens ({limit}) and were cut")
     return "\n".join(lines)
 
 

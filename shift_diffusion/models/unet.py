@@ -155,15 +155,20 @@ def grow(network: NestedUNet, params: Params) -> NestedUNet:
     """The next stage's network: the given one's weights, unchanged, inside a fresh outer level.
 
     Its first output is the low-frequency prediction of `network` repeated 2x2. Raises ValueError when params describe
-    another inner network.
+    another inner network: no weight of it may be lost or begin anew, and it must predict the same.
     """
     stage = len(network.spec.outer) + 2
     grown = build_network(params, stage, network.spec.text_dim or None)
     if not isinstance(network, NestedUNet):
         raise TypeError(f"can only grow a NestedUNet, not {type(network).__name__}")
-    inner, outer = network.state_dict(), grown.state_dict()
+    inner, outer, added = network.state_dict(), grown.state_dict(), f"outer.{stage - 2}."
     wrong = [name for name, value in inner.items() if name not in outer or outer[name].shape != value.shape]
+    wrong += [name for name in outer if name not in inner and not name.startswith(added)]
     if wrong:
-        raise ValueError(f"params describe another inner network; these weights have no place: {', '.join(wrong)}")
+        raise ValueError(f"params describe another inner network; these weights don't fit: {', '.join(wrong)}")
+    for name in ("family", "prediction"):
+        old, new = getattr(network.spec, name), getattr(grown.spec, name)
+        if old != new:
+            raise ValueError(f"params describe another inner network; its {name} is {old}, not {new}")
     grown.load_state_dict(outer | inner)
     return grown

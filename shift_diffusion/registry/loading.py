@@ -57,6 +57,8 @@ def _from_folder(folder: Path, variant: str, device: str) -> LoadedModel:
     if (folder / "bundle.json").is_file():
         bundle = read_bundle(folder)
         return LoadedModel(load_variant(folder, variant, device), f"bundle {bundle['model']}", bundle["defaults"])
+    if variant != FLOAT:
+        raise ConfigError([f"variant: '{variant}' is not in '{folder}', a trained stage's folder; allowed: {FLOAT}"])
     return LoadedModel(Pipeline.load(folder, device), str(folder), {})
 
 

@@ -59,7 +59,7 @@ class CheckpointFolder:
             raise ValueError(f"keep must be at least 1, not {keep}: a run without a checkpoint can't be resumed")
         self.folder, self.run_hash, self.keep = Path(folder), run_hash, keep
         for leftover in self.folder.glob(".writing-*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)  # all processes of a run open the folder at once
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, regular: bool) -> Path:
         """Writes one checkpoint, then removes the ones that are no longer needed.
@@ -80,7 +80,7 @@ class CheckpointFolder:
             raise CheckpointError(self._explain(final, tensors, error)) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self._rotate()
+        self._rotate(written=final)
         return final
 
     def newest(self, *, regular_only: bool = False) -> Checkpoint | None:
@@ -89,13 +89,17 @@ class CheckpointFolder:
         Raises:
             CheckpointError: the folder holds checkpoints of another run, or of an unknown format.
         """
+        broken = 0
         for step, regular, folder in reversed(self._found()):
             if regular_only and not regular:
                 continue
             try:
                 return self._read(step, regular, folder)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 self._set_aside(folder, error)
+                broken += 1
+        if broken:
+            _log.warning("%s: no checkpoint can be read, this run starts at step 0", self.folder)
         return None
 
     def keep_only_newest(self) -> None:
@@ -134,9 +138,9 @@ class CheckpointFolder:
         folder.rename(aside)
         _log.warning("checkpoint %s can't be read (%s): set aside as %s", folder.name, error, aside)
 
-    def _rotate(self) -> None:
+    def _rotate(self, written: Path) -> None:
         found = self._found()
-        kept = {*[folder for _, regular, folder in found if regular][-self.keep :], found[-1][2]}
+        kept = {*[folder for _, regular, folder in found if regular][-self.keep :], found[-1][2], written}
         for _, _, folder in found:
             if folder not in kept:
                 shutil.rmtree(folder)

@@ -49,6 +49,25 @@ def test_only_pictures_are_found_whatever_else_lies_about(tmp_path):
     }
 
 
+def test_a_class_keeps_its_number_when_an_empty_one_before_it_fills(tmp_path):
+    """Case 4."""
+    put(tmp_path, "dogs/a.png")
+    (tmp_path / "cats").mkdir()
+    before, notes = listed(tmp_path)
+    assert notes["empty_classes"] == ["cats"]
+    put(tmp_path, "cats/b.png", 1)
+    after, _ = listed(tmp_path)
+    assert before["dogs/a.png"].details == after["dogs/a.png"].details == {"class": "dogs", "class_number": 1}
+    assert after["cats/b.png"].details["class_number"] == 0
+
+
+def test_an_empty_caption_file_means_no_caption(tmp_path):
+    """Case 9: not the name of the class; what follows from "" is in test_text.py and test_conditioning.py."""
+    put(tmp_path, "cats/a.png")
+    (tmp_path / "cats/a.txt").write_text(" \n", encoding="utf-8")
+    assert listed(tmp_path)[0]["cats/a.png"].caption == ""
+
+
 def test_empty_class_can_be_refused(tmp_path):
     put(tmp_path, "cats/a.png")
     (tmp_path / "dogs").mkdir()

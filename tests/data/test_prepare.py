@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.data import prepare as module
@@ -86,6 +87,35 @@ def test_modes_sizes_and_duplicates_are_counted(tmp_path):
     assert report["formats"] == {"JPEG": 1, "PNG": 7}
     assert (report["duplicates"], report["enlarged"], report["without_caption"]) == (1, 1, 8)
     assert report["shorter_side"] == {"min": 12, "median": 40, "max": 64}
+
+
+def test_one_folder_of_every_color_mode(tmp_path):
+    """Case 2: one batch of three channels, the right colors, and no dark fringe from below transparent pixels."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    dot = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    ImageDraw.Draw(dot).ellipse((12, 12, 51, 51), fill=(*files.RED, 255))
+    palette = files.halves().quantize(4)
+    dot.save(root / "dot.png")
+    dot.getchannel("A").convert("1").save(root / "bits.png")
+    palette.save(root / "palette.png", transparency=palette.getpixel((0, 63)))  # blue is transparent
+    files.halves(mode="L").save(root / "gray.png")
+    files.halves(mode="LA").save(root / "gray-alpha.png")
+    files.halves().save(root / "rgb.png")
+    files.halves(mode="CMYK").save(root / "adobe.jpg", quality=95)
+    (root / "plain.jpg").write_bytes(files.plain_cmyk_jpeg(files.halves()))
+    report = run(root, tmp_path / "out")
+    assert report["modes"] == {"1": 1, "CMYK": 2, "L": 1, "LA": 1, "P": 1, "RGB": 1, "RGBA": 1}
+    data = PreparedData.open(tmp_path / "out")
+    assert data.batch(range(8), 16).shape == (8, 3, 16, 16)
+    images = {name: data.images(16)[row].astype(int) for row, name in enumerate(data.ids(range(8)))}
+    for name in ("adobe.jpg", "plain.jpg", "palette.png", "rgb.png"):
+        assert np.abs(images[name][2:6] - files.RED).max() <= 24, name
+    assert (images["palette.png"][10:14] == 255).all()
+    assert (images["dot.png"][0] == 255).all()
+    assert images["dot.png"][8, 8].tolist() == list(files.RED)
+    assert images["dot.png"][..., 0].min() >= files.RED[0]
+    assert (images["bits.png"][0].max(), images["bits.png"][8, 8].min()) == (0, 255)
 
 
 def test_same_bytes_whatever_workers_creation_order_and_cache(tmp_path):

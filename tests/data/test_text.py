@@ -9,8 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from shift_diffusion.config import ConfigError, Text
 from shift_diffusion.data.embed import write_text
+from shift_diffusion.data.prepare import prepare_data, summary
 from shift_diffusion.data.text import TextEncoder, load_text_encoder
 from shift_diffusion.data.text_store import TextStore
+from tests.data import files
 
 CAPTIONS = [
     "a woman with red hair",
@@ -79,6 +81,12 @@ def test_long_captions_are_cut_and_counted():
     found = encoder.encode(["word " * 30, "short"])
     assert found.mask.sum(1).tolist() == [8, 3]
     assert encoder.num_truncated == 1
+
+
+def test_the_log_says_how_many_captions_were_cut(tmp_path):
+    """Case 9: ten different captions of five tokens and more."""
+    report = prepare_data(files.data_section(num_images=20), section(max_tokens=4), (8,), tmp_path / "out")
+    assert "10 different captions are longer than text.max_tokens (4) and were cut" in summary(report)
 
 
 def test_unique_captions_are_encoded_once_and_cached(tmp_path):

@@ -5,6 +5,9 @@ import torch
 
 from shift_diffusion.models.conditioning import TextCondition, TextProjection
 from shift_diffusion.models.unet import build_network
+from shift_diffusion.process.denoiser import Denoiser
+from shift_diffusion.process.forward import to_x0
+from shift_diffusion.process.schedules import make_schedule
 from tests.models.test_unet import inputs, overlay, shake, text_of
 
 STYLES = ["flux", "qwen", "sdxl"]
@@ -67,6 +70,23 @@ def test_null_embedding_learns_only_from_dropped_captions(network):
         network(x_t, log_snr, text, torch.full((3,), drop)).square().mean().backward()
         grad = network.text.null.grad
         assert (grad is not None and bool(grad.abs().sum() > 0)) == learns
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0])
+@torch.no_grad()
+def test_guidance_with_a_real_network(network, scale):
+    """Case 9: 1 is the conditional prediction to the bit, 0 the null embedding's, 5 goes on in the same direction."""
+    x_t, _, text = inputs(16)
+    schedule = make_schedule("flow")
+    t = torch.full((3,), 0.6, dtype=torch.float64)
+    alpha, sigma, log_snr = schedule.alpha(t), schedule.sigma(t), schedule.log_snr(t).float()
+    conditional = to_x0("velocity", network(x_t, log_snr, text), x_t, alpha, sigma)
+    null = to_x0("velocity", network(x_t, log_snr), x_t, alpha, sigma)
+    assert outputs_differ(conditional, null).all()
+    found = Denoiser(network, schedule, "velocity", text, scale)(x_t, 0.6)
+    if scale == 1:
+        assert torch.equal(found, conditional)
+    torch.testing.assert_close(found, null + scale * (conditional - null), atol=1e-4, rtol=1e-4)
 
 
 def test_qwen_has_its_own_projection_for_every_position_and_refuses_longer_captions():

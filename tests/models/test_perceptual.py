@@ -1,7 +1,10 @@
 """Perceptual networks: frozen, in eval mode, float32, sensitive to what matters."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from torchvision.transforms.functional import normalize
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.models.perceptual import VGG_LAYERS, load_perceptual
@@ -50,6 +53,37 @@ def test_small_pictures_and_unknown_names_are_refused(lite):
         lite(torch.zeros(1, 3, 8, 32))
     with pytest.raises(ConfigError, match="efficientnet_lite0, vgg19"):
         load_perceptual("resnet")
+
+
+@pytest.fixture(scope="module")
+def weights_of_vgg(tmp_path_factory):
+    """Random weights where torchvision keeps the downloaded ones, so that the loader finds them."""
+    from torchvision.models import VGG19_Weights, vgg19
+
+    home = tmp_path_factory.mktemp("home")
+    (home / "hub" / "checkpoints").mkdir(parents=True)
+    with torch.device("meta"):
+        empty = vgg19(weights=None, init_weights=False).state_dict()
+    torch.manual_seed(0)
+    state = {name: torch.zeros(1).expand(value.shape) for name, value in empty.items()}
+    for name, value in empty.items():
+        if name.startswith("features.") and int(name.split(".")[1]) < VGG_LAYERS:
+            state[name] = torch.randn(value.shape) * (2 / max(value[0].numel(), 2)) ** 0.5
+    torch.save(state, home / "hub" / "checkpoints" / Path(VGG19_Weights.IMAGENET1K_V1.url).name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_HOME", str(home))
+        yield VGG19_Weights.IMAGENET1K_V1.transforms()
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "vgg19"])
+def test_pictures_are_normalized_as_the_network_was_trained(weights_of_vgg, name):
+    """Case 10: against a reference pass of the picture in [0, 1]."""
+    mean, std = (weights_of_vgg.mean, weights_of_vgg.std) if name == "vgg19" else ([0.498] * 3, [0.502] * 3)
+    network, x = load_perceptual(name), torch.rand(2, 3, 32, 32) * 2 - 1
+    reference = network.features(normalize((x + 1) / 2, mean, std))
+    torch.testing.assert_close(network(x), reference, atol=1e-4, rtol=1e-4)
+    if name == "vgg19":  # the other one's normalization is nearly that to [-1, 1]
+        assert (network.features(x) - reference).abs().mean() > 0.05 * reference.abs().mean()
 
 
 def test_vgg_ends_after_relu3_3():

@@ -1,6 +1,7 @@
 """A saved network comes back to the bit, and what isn't one is refused with a reason."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,9 +38,12 @@ def test_same_weights_give_the_same_bytes(saved, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_second_set_of_weights_and_wrapped_networks(saved):
+@pytest.mark.parametrize("wrap", [torch.compile, lambda network: torch.nn.ModuleDict({"module": network})])
+def test_second_set_of_weights_and_wrapped_networks(saved, wrap):
+    """Case 16: torch.compile and data parallelism put a prefix before every name."""
     folder, network, config = saved
-    wrapped = torch.nn.ModuleDict({"module": network})
+    wrapped = wrap(network)
+    assert wrapped.state_dict().keys().isdisjoint(network.state_dict())
     save_network(folder, wrapped, config, weights="raw.safetensors")
     assert load_file(folder / "raw.safetensors").keys() == load_file(folder / "model.safetensors").keys()
     assert load_network(folder, "raw.safetensors")[0].spec == network.spec
@@ -85,3 +89,18 @@ def test_missing_and_broken_files_are_refused(saved, tmp_path):
     (folder / "model.safetensors").write_bytes(b"\x00" * 40)
     with pytest.raises(ConfigError, match=r"model\.safetensors"):
         load_network(folder)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "raw.safetensors"])
+def test_a_pickle_in_place_of_the_weights_is_refused_unread(saved, weights, tmp_path):
+    """Case 14."""
+    trap = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (trap,))
+
+    torch.save({"core.stem.weight": Trap()}, saved[0] / weights)
+    with pytest.raises(ConfigError, match=weights):
+        load_network(saved[0], weights)
+    assert not trap.exists()

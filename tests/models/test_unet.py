@@ -104,6 +104,24 @@ def test_growth_changes_no_inner_weight_and_refuses_another_core(tiny_params):
         grow(inner, tiny_params({"model": {"widths": [24, 24]}}))
 
 
+OTHER_INNER = {
+    "flux": ({}, {"conditioning": {"style": "flux"}}, "joint"),
+    "qwen": ({}, {"conditioning": {"style": "qwen"}}, "text.gain"),
+    "captions added": (overlay(style="none"), {}, "text.null"),
+    "captions removed": ({}, overlay(style="none"), "text.null"),
+    "attention added": ({"model": {"attention": [False, False]}}, {}, "attentions"),
+    "prediction": (overlay("flow"), overlay("flow-x0"), "prediction is velocity, not x0"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "named"), OTHER_INNER.values(), ids=OTHER_INNER)
+def test_growth_refuses_an_inner_network_of_another_kind(tiny_params, before, after, named):
+    """Case 16: no weight of the inner network may be dropped or start anew without a word."""
+    inner = build_network(tiny_params(before), 1)
+    with pytest.raises(ValueError, match=f"another inner network.*{named}"):
+        grow(inner, tiny_params(after))
+
+
 def test_fourth_stage_is_refused(tiny_params):
     params = tiny_params()
     with pytest.raises(ValueError, match="stage 4"):

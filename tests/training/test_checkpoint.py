@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,7 +95,10 @@ def _flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage",
+    [_truncate, _flip_a_bit, Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_text("[]")],
+)
 @pytest.mark.parametrize("file", [module.TENSORS, module.STATE])
 def test_a_broken_newest_one_is_set_aside_and_the_one_before_used(folder, caplog, file, damage):
     if damage is _flip_a_bit and file == module.STATE:
@@ -117,6 +121,73 @@ def test_leftovers_of_a_killed_save_are_removed(folder):
     again = CheckpointFolder(folder.folder, "abc", keep=2)
     assert again.newest().step == 10
     assert names(again) == ["step-00000010"]
+
+
+_KILLED_WHILE_SAVING = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from shift_diffusion.training.checkpoint import CheckpointFolder
+
+torch.set_num_threads(1)
+place, steps, halves = Path(sys.argv[1]), [0], 0
+for attempt in range(20):
+    child = os.fork()
+    if child == 0:
+        folder = CheckpointFolder(place, "abc", keep=2)
+        for step in range(steps[-1] + 1, 10**6):
+            folder.save(step, {"w": torch.full((200_000,), float(step))}, {"step": step}, regular=True)
+    while not list(place.glob(".writing-*")) or not list(place.glob("step-*")):
+        time.sleep(0.0002)
+    time.sleep(attempt * 0.0005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    halves += len(list(place.glob(".writing-*")))
+    newest = CheckpointFolder(place, "abc", keep=2).newest()
+    assert newest.state["step"] == newest.step >= steps[-1]
+    assert (newest.tensors["w"] == newest.step).all()
+    names = [path.name for path in place.iterdir()]
+    assert len(names) <= 3 and all(name.startswith("step-") for name in names), names
+    steps.append(newest.step)
+print(halves)
+"""
+
+
+def test_twenty_kills_while_saving(tmp_path):
+    """Case 12: always a whole checkpoint, never an older one than before, nothing piles up."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED_WHILE_SAVING, tmp_path / "x"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0, "no kill has met a half-written checkpoint"
+
+
+def test_a_run_whose_only_checkpoint_is_broken_says_that_it_starts_anew(folder, caplog):
+    """Case 12: never a silent start from zero."""
+    _truncate(folder.save(10, tensors(), {}, regular=True) / module.TENSORS)
+    assert folder.newest() is None
+    assert "step-00000010 can't be read" in caplog.text
+    assert "this run starts at step 0" in caplog.text
+    assert names(folder) == ["broken-step-00000010"]
+
+
+def test_what_was_just_written_stays_whatever_else_lies_there(tmp_path):
+    """Case 15: a higher number, left by another run."""
+    CheckpointFolder(tmp_path / "x", "old", keep=1).save(5000, tensors(), {}, regular=True)
+    folder = CheckpointFolder(tmp_path / "x", "abc", keep=1)
+    assert folder.save(10, tensors(), {}, regular=True).is_dir()
+    assert names(folder) == ["step-00000010", "step-00005000"]
+
+
+def test_numbers_of_numpy_are_stored_as_plain_ones_or_refused(folder):
+    """Case 14: a best score that an evaluation left in the state."""
+    folder.save(10, tensors(), {"best_fid": np.float64(12.5)}, regular=True)
+    (stored,) = folder.newest().state.values()
+    assert (type(stored), stored) == (float, 12.5)
+    with pytest.raises(TypeError, match="float32"):
+        folder.save(20, tensors(), {"best_fid": np.float32(12.5)}, regular=True)
+    assert names(folder) == ["step-00000010"]
 
 
 def test_another_runs_checkpoint_is_refused(folder):

@@ -1,4 +1,4 @@
-"""One optimizer step: accumulation, clipping, scaling, skipping, state (cases 7, 8, 10, 16)."""
+"""One optimizer step: accumulation, clipping, scaling, skipping, state (cases 7 to 10, 16)."""
 
 import contextlib
 import dataclasses
@@ -178,13 +178,19 @@ def test_a_state_that_does_not_fit_is_refused_by_name(short, data):
     tensors["network.module.core.stem.weight"] = missing
     with pytest.raises(CheckpointError, match="missing: network.core.stem.weight\nunexpected: network.module.core"):
         engine.load(tensors, engine.state())
+    only_average = {name: tensor for name, tensor in engine.tensors().items() if name.startswith("ema.")}
+    with pytest.raises(CheckpointError, match=r"missing: network\.core\.stem\.weight"):
+        engine.load(only_average, engine.state())
 
 
 def test_compiled_networks_keep_their_names(short, data):
-    params = short({"runtime": {"compile": True}})
-    compiled, _ = setup(params, data)
+    """What a compiled run has saved, a plain one loads, and the other way round."""
+    compiled, _ = setup(short({"seed": 5, "runtime": {"compile": True}}), data)
     plain, _ = setup(short(), data)
     assert compiled.tensors().keys() == plain.tensors().keys()
+    assert not torch.equal(weights(compiled), weights(plain))
+    plain.load(compiled.tensors(), compiled.state())
+    assert torch.equal(weights(compiled), weights(plain))
 
 
 def test_a_perceptual_network_is_in_no_optimizer_and_no_checkpoint(short, data):
@@ -195,6 +201,34 @@ def test_a_perceptual_network_is_in_no_optimizer_and_no_checkpoint(short, data):
     in_optimizer = sum(p.numel() for group in engine.optimizer.param_groups for p in group["params"])
     assert in_optimizer == sum(p.numel() for p in engine.network.parameters())
     assert {name.split(".")[0] for name in engine.tensors()} == {"network", "ema", "optimizer"}
+
+
+def test_no_perceptual_network_is_loaded_for_a_weight_of_zero(short, data, monkeypatch):
+    """Case 10; one stage's weight doesn't load it for the others."""
+
+    def forbidden(name):
+        raise AssertionError(name)
+
+    monkeypatch.setattr("shift_diffusion.training.start.load_perceptual", forbidden)
+    params = short({"loss": {"perceptual_network": "vgg19"}, "train": {"stage-2": {"loss": {"gram": 0.1}}}})
+    setup(params, data)
+    with pytest.raises(AssertionError, match="vgg19"):
+        setup(params, data, stage=2)
+
+
+@pytest.mark.parametrize("style", ["flux", "qwen", "sdxl"])
+@pytest.mark.parametrize(("probability", "equal"), [(1.0, True), (0.0, False)])
+def test_what_is_dropped_teaches_nothing(short, data, style, probability, equal):
+    """Case 9: the mask that was drawn is the one that is used, on the whole way from params to weights."""
+    overlay, results = {"conditioning": {"style": style, "drop_probability": probability}}, []
+    for sign in (1, -1):
+        engine, batches = setup(short(overlay), data)
+        for draw in range(3):
+            batch = batches.make(draw, 8)[0]
+            text = batch.text._replace(tokens=sign * batch.text.tokens, pooled=sign * batch.text.pooled)
+            engine.train_step([dataclasses.replace(batch, text=text)], 8, 1e-3)
+        results.append(weights(engine))
+    assert torch.equal(*results) == equal
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])

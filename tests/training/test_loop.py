@@ -1,14 +1,21 @@
-"""A stage as a whole: the same bytes after any break, true reports, clear endings (cases 5, 7, 11 to 13, 16)."""
+"""A stage as a whole: the same bytes after any break, true reports, clear endings (cases 7, 11 to 17)."""
 
 import dataclasses
+import json
 import math
 import os
+import random
+import resource
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.models.saving import load_network
@@ -16,12 +23,15 @@ from shift_diffusion.stage import Terminated
 from shift_diffusion.training import guard, loop
 from shift_diffusion.training.batches import TrainingBatches
 from shift_diffusion.training.checkpoint import CheckpointError
+from shift_diffusion.training.engine import Engine
 from shift_diffusion.training.guard import TrainingDiverged
+from shift_diffusion.training.identity import weights_hash
 from shift_diffusion.training.interrupt import StopRequest
 from shift_diffusion.training.loop import train
 from shift_diffusion.training.lr import learning_rate
 from shift_diffusion.training.outputs import write_outputs
-from tests.conftest import tiny_params
+from shift_diffusion.training.start import bytes_to_keep
+from tests.conftest import ROOT, tiny_params
 from tests.training.conftest import SHORT
 
 
@@ -165,10 +175,114 @@ def test_a_broken_checkpoint_costs_only_the_steps_since_the_one_before(short, da
 def test_other_parameters_never_go_on_from_these_checkpoints(short, data, tmp_path, capsys):
     """Cases 16 and 28; what makes another run: test_identity.py."""
     for seed in (0, 1):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(Killed):
-            train(1, short({"seed": seed}), data, tmp_path, on_metrics=stop_at(8, kill))
+            train(1, short({"seed": seed}), data, tmp_path, on_metrics=stop_at(12 if seed == 0 else 8, kill))
     assert "resumed" not in capsys.readouterr().out
     assert len(list(tmp_path.iterdir())) == 2
+    assert len(before) > 2
+    assert all(path.read_bytes() == content for path, content in before.items())  # case 15: nor removed by rotation
+
+
+def watch_steps(monkeypatch) -> list[tuple]:
+    """What every optimizer step is given: its number, learning rate, sample ids, noise levels, noise, dropped ones."""
+    seen, step = [], Engine.train_step
+
+    def train_step(self, batches, size, lr, stop=False):
+        parts = [(b.indices.tolist(), b.t.tolist(), b.eps.flatten(1)[:, :4].tolist(), b.drop.tolist()) for b in batches]
+        seen.append((self.step, lr, parts))
+        return step(self, batches, size, lr, stop=stop)
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    return seen
+
+
+def test_a_resumed_second_stage_meets_what_the_unbroken_one_met(short, data, tmp_path, monkeypatch, unbroken):
+    """Case 13: stopped in the middle of the second epoch (5 steps each), resumed with other random states."""
+    params = short({"train": {"stage-2": {"images": 96}, "cadence": {"log": 1}}})
+    seen, init = watch_steps(monkeypatch), unbroken.result.averaged
+    whole = outputs(train(2, params, data, tmp_path / "a", init), tmp_path / "out-a")
+    expected = seen[:]
+    seen.clear()
+    with pytest.raises(Terminated, match="stage-2 stopped at step 7 of 12"):
+        train(2, params, data, tmp_path / "b", init, on_metrics=stop_at(6, send(signal.SIGTERM)))
+    for disturb in (random.seed, np.random.seed, torch.manual_seed):
+        disturb(99)
+    assert outputs(train(2, params, data, tmp_path / "b", init), tmp_path / "out-b") == whole
+    assert [step for step, *_ in expected] == list(range(12))
+    assert seen == expected
+
+
+LOADER = """
+import json, sys
+from pathlib import Path
+from safetensors.torch import load_file
+from shift_diffusion.models.saving import load_network
+from shift_diffusion.training.checkpoint import CheckpointFolder
+from shift_diffusion.training.identity import weights_hash
+
+checkpoints, model = map(Path, sys.argv[1:])
+state = json.loads(next(checkpoints.glob("step-*/state.json")).read_text())
+newest = CheckpointFolder(checkpoints, state["run_hash"], 1).newest()
+networks = [load_network(model, name)[0] for name in ("model.safetensors", "raw.safetensors")]
+print(json.dumps([newest.step, newest.state["history"]["rows"][-1], *map(weights_hash, networks)]))
+"""
+
+
+def test_every_kind_of_file_loads_in_a_new_process(unbroken):
+    """Case 14: the newest checkpoint with an evaluation in it, the stage's end, averaged and not."""
+    (checkpoints,) = (unbroken.folder / "checkpoints").iterdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, checkpoints, unbroken.folder / "out" / "models" / "stage-1"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    step, row, *hashes = json.loads(done.stdout)
+    assert step == 20
+    assert row["validation_loss"] == unbroken.rows[20]["validation_loss"]
+    assert hashes == [weights_hash(unbroken.result.averaged), weights_hash(unbroken.result.raw)]
+
+
+def test_a_stage_without_the_one_before_is_an_error_not_a_fresh_start(data, tmp_path, monkeypatch):
+    """Case 16."""
+    from stages.train import main
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prepared").symlink_to(data.folder)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params(SHORT).model_dump(mode="json", by_alias=True)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "--stage", "2"])
+    with pytest.raises(ConfigError, match="models/stage-1/config.json"):
+        main()
+
+
+def test_a_save_that_fails_ends_the_command_with_a_message_and_an_exit_code(data, tmp_path, unbroken):
+    """Case 17: no file may be as large as a later checkpoint; the first one, without moments, is smaller."""
+    (later,) = unbroken.folder.glob("checkpoints/*/step-*/state.safetensors")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (later.stat().st_size - 1, hard))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.worker", data.folder, tmp_path, "{}"],
+        cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    for part in ("step-00000005", "can't write the checkpoint", f"{tmp_path}", " bytes"):
+        assert part in done.stderr.splitlines()[-1]
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["step-00000000"]
+
+
+def test_the_room_that_is_asked_for_is_the_room_that_is_taken(short, data, unbroken):
+    """Case 17: before the first step; of stage 1's share."""
+    params = short()
+    asked = bytes_to_keep(params, 1, data.text_dim) - bytes_to_keep(params, 2, data.text_dim)
+    checkpoint = sum(path.stat().st_size for path in unbroken.folder.glob("checkpoints/*/step-*/*"))
+    models = sum(path.stat().st_size for path in unbroken.folder.glob("out/models/stage-1/*.safetensors"))
+    taken = checkpoint * (params.train.cadence.keep_checkpoints + 2) + models
+    assert 0.6 < taken / asked < 1.1  # of so small a network the names of the weights take up some, too
 
 
 def test_stages_grow_from_one_another(short, data, tmp_path):

@@ -63,9 +63,12 @@ def test_steps_outside_the_stage_are_refused(step):
         learning_rate(step, Section())
 
 
-def test_accumulation_counts_optimizer_steps(tiny_params):
-    section = tiny_params({"train": {"stage-1": {"images": 160, "batch_size": 4, "accumulation": 4}}}).train.stage_1
-    assert section.steps == 10
+@pytest.mark.parametrize(("images", "steps"), [(160, 10), (161, 11), (40, 3)])
+def test_accumulation_counts_optimizer_steps(tiny_params, images, steps):
+    """Case 7: the ceiling; 40 images are 10 batches of 4, in groups of 4."""
+    stage = {"images": images, "batch_size": 4, "accumulation": 4, "warmup": 1}
+    section = tiny_params({"train": {"stage-1": stage}}).train.stage_1
+    assert section.steps == steps
     assert learning_rate(section.steps - 1, section) == pytest.approx(section.lr * COSINE_FLOOR)
 
 
