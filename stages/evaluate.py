@@ -29,8 +29,9 @@ def main() -> None:
         models = [Pipeline.load(Path("models") / stage, environment.device) for stage in stages]
         seen = accumulate(read_json(Path("reports") / stage / "metrics.json")["images"] for stage in stages)
         with environment.autocast():
-            metrics = Evaluation(models[-1], params.evaluate, data, reference).run(out)
-            rows = fid_against_images(list(zip(models, seen, strict=True)), params.evaluate, data, reference)
+            evaluation = Evaluation(models[-1], params.evaluate, data, reference)
+            metrics, trained = evaluation.run(out), list(zip(models, seen, strict=True))
+            rows = fid_against_images(trained, evaluation.first_features, params.evaluate, data, reference)
         save_fid_against_images(rows, metrics[f"fid_floor_{reference.name}"], reference.name, out)
         write_json(out / "metrics.json", metrics)
         print(as_text(write_diagnosis(out.parent, out)), end="")

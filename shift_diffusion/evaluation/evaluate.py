@@ -45,6 +45,7 @@ class Evaluation:
             raise ConfigError(["data/reference: made of other data than data/prepared; run `dvc repro reference`"])
         self.model, self.section, self.data, self.reference = model, section, data, reference
         self.extractor = Extractor(section.features, model.device, section.batch_size)
+        self.first_features: Tensor | None = None  # (num_samples, d) of the first seed's pictures, once they are drawn
 
     def run(self, out: Path) -> dict[str, Any]:
         """Writes samples and pictures under `out`; returns the metrics, flat and finite."""
@@ -54,6 +55,7 @@ class Evaluation:
             features = self.extractor(samples.pictures)
             per_seed.append(self.measure(samples, features))
             first = first or (samples, features)
+        self.first_features = first[1]
         save_samples(first[0], out / "samples", self.section)
         metrics = self._named(mean_and_spread(per_seed)) | self.floor() | self.denoising(out)
         self.draw(*first, out)

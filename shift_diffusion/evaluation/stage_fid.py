@@ -23,23 +23,33 @@ MOST_SAMPLES = 256  # a point per stage: enough for a curve
 
 
 def fid_against_images(
-    stages: Sequence[tuple[Model, int]], section: Evaluate, data: PreparedData, reference: Reference
+    stages: Sequence[tuple[Model, int]],
+    features: Tensor,
+    section: Evaluate,
+    data: PreparedData,
+    reference: Reference,
 ) -> list[dict[str, float]]:
     """One row per stage, all with the same seeds and number of pictures.
 
     Args:
         stages: (model, images its training had seen, earlier stages included), in the order of training.
+        features: (n, d) of the last model's pictures for the first seed, which evaluation has drawn already.
 
     Returns:
         rows of stage, resolution, images, fid, num_samples.
     """
     count = min(MOST_SAMPLES, section.num_samples)
+    extractor = Extractor(section.features, stages[0][0].device, section.batch_size)
+
+    def features_of(model: Model) -> Tensor:
+        if model is stages[-1][0]:
+            return features[:count]
+        pictures = draw_samples(model, section, data, section.seeds[0], count=count).pictures
+        return extractor(enlarged(pictures, reference.resolution))
+
     rows = []
     for number, (model, images) in enumerate(stages, start=1):
-        pictures = draw_samples(model, section, data, section.seeds[0], count=count).pictures
-        extractor = Extractor(section.features, model.device, section.batch_size)
-        found = FeatureStatistics.of(extractor(enlarged(pictures, reference.resolution)))
-        fid = frechet_distance(found, reference.statistics["train"])
+        fid = frechet_distance(FeatureStatistics.of(features_of(model)), reference.statistics["train"])
         rows.append(
             {"stage": number, "resolution": model.resolution, "images": images, "fid": fid, "num_samples": count}
         )
