@@ -154,8 +154,9 @@ def _optim_problems(params: Params) -> list[str]:
 
 def _evaluation_problems(params: Params) -> list[str]:
     evaluate, problems = params.evaluate, []
-    if evaluate.num_samples < 2:
-        problems.append(f"evaluate.num_samples: {evaluate.num_samples}; a covariance needs at least 2")
+    for key, count in (("evaluate", evaluate.num_samples), ("quantize", params.quantize.num_samples)):
+        if count < 2:
+            problems.append(f"{key}.num_samples: {count}; a covariance needs at least 2")
     if not evaluate.seeds:
         problems.append("evaluate.seeds: empty; give at least one")
     if not params.benchmark.batch_sizes:

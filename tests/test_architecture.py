@@ -50,6 +50,7 @@ def test_flows_run_stages_through_dvc_only():
         ("prefect", ("flows",)),
         ("dvc", ("flows",)),
         ("diffusers", ()),
+        ("scipy", ()),  # its matrix square root changes with the version (case 21); FID needs none
     ],
 )
 def test_each_engine_has_one_home(package, homes):

@@ -1,6 +1,7 @@
 """dvc.yaml against the code: code deps are what a stage imports, params are what it loads."""
 
 import ast
+import subprocess
 
 import pytest
 import yaml
@@ -57,6 +58,28 @@ def test_params_are_the_sections_the_stage_loads(stage):
     loaded = _sections_loaded(stage)
     assert loaded <= declared, f"dvc.yaml, stage {stage}: params lacks {sorted(loaded - declared)}"
     assert declared <= loaded, f"dvc.yaml, stage {stage}: params has {sorted(declared - loaded)}, which it never loads"
+
+
+def _cached_outs() -> list[str]:
+    entries = [e for stage in STAGES.values() for kind in ("outs", "metrics", "plots") for e in stage.get(kind, [])]
+    named = [(entry, {}) if isinstance(entry, str) else next(iter(entry.items())) for entry in entries]
+    return [path for path, options in named if options.get("cache", True)]
+
+
+def test_cached_outs_are_ignored_by_rules_in_git():
+    """Case 31: DVC takes the ignore entries it makes itself back when a later stage fails; these it never makes."""
+    outs = _cached_outs()
+    assert len(outs) > 10
+    command = ["git", "check-ignore", "--verbose", "--no-index", *outs]
+    rules = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    assert [rule.split("\t")[1] for rule in rules] == outs
+    assert {rule.split(":")[0] for rule in rules} == {".gitignore"}
+
+
+def test_only_what_quantize_let_pass_is_registered():
+    """Case 26: a variant beyond its limits fails the stage, and `register` waits for that stage's out."""
+    assert "models/int8" in STAGES["quantize"]["outs"]
+    assert "models/int8" in STAGES["register"]["deps"]
 
 
 def test_no_evaluation_code_can_retrain():

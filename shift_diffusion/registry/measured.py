@@ -5,20 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shift_diffusion.config import Evaluate
+from shift_diffusion.config import ConfigError, Evaluate
 from shift_diffusion.files import read_json
 from shift_diffusion.tracking.names import clean_name, flatten
 from shift_diffusion.tracking.record import path_md5
 
 
 def numbers(evaluation: dict[str, Any], benchmark: dict[str, Any]) -> dict[str, float]:
-    """All numbers of reports/evaluate/metrics.json and (as benchmark.*) of reports/benchmark/metrics.json."""
+    """All numbers of reports/evaluate/metrics.json and (as benchmark.*) of reports/benchmark/metrics.json.
+
+    Raises: ConfigError for a number that was written as text: it would be left out without a word.
+    """
     flat = flatten(evaluation) | flatten(benchmark, "benchmark.")
+    quoted = [name for name, value in flat.items() if isinstance(value, str) and _reads_as_number(value)]
+    if quoted:
+        raise ConfigError([f"{name}: {flat[name]!r} is text; a metric must be a number" for name in quoted])
     return {
         clean_name(name): float(value)
         for name, value in flat.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def conditions(evaluate: Evaluate, evaluation: dict[str, Any], reference: Path, model_folder: Path) -> dict[str, str]:

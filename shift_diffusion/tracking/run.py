@@ -176,6 +176,7 @@ def _start(name: str, params: Any, dataset: Mapping[str, Any] | None) -> tuple[R
         params={clean_name(k): shorten(redact(value_text(v)), "params") for k, v in flatten(sections).items()},
         tags=_tags(name),
     )
+    say(f"recording in {tracking_uri(root)}")
     sender = Sender(journal, root)
     run = Run(journal, sender)
     run.log_params(sections)

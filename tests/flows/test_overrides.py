@@ -1,8 +1,9 @@
-"""`--set`: read as DVC reads numbers, checked before anything is written, the file's layout kept."""
+"""`--set`: read as DVC reads numbers, checked before anything is written, the file's layout kept; DVC's own `-S`."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 
 import pytest
 
@@ -55,3 +56,35 @@ def test_nothing_to_change_leaves_the_file_alone(params_file):
     before = params_file.stat().st_mtime_ns
     overrides.apply(params_file, ["seed=0"])
     assert params_file.stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def committed(toy):
+    """`dvc exp run` needs a commit."""
+    author = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *author, *command], cwd=toy.root, check=True)
+    return toy
+
+
+@pytest.mark.parametrize("number", ["1e-6", "1E-6", "0.000001"])
+def test_a_small_number_by_dvcs_own_option_stays_a_number(committed, number):
+    """Case 29: DVC writes 0.000001 back as 1e-06, which other YAML readers take for text."""
+    done = committed.dvc("exp", "run", "-S", f"train.stage-1.lr={number}", "stage-1")
+    assert done.returncode == 0, done.stderr
+    assert (committed.root / "models/stage-1.txt").read_text().endswith(" 1 1e-06")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("train.stage-1.lerning_rate=1e-3", "lerning_rate"),
+        ("+train.stage-1.lerning_rate=1e-3", "train.stage-1.lerning_rate: unknown key"),
+        ("train.stage-1.lr='0.0001'", "train.stage-1.lr: '0.0001' is not allowed"),
+    ],
+)
+def test_a_mistake_by_dvcs_own_option_trains_nothing(committed, assignment, message):
+    done = committed.dvc("exp", "run", "-S", assignment, "stage-1")
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert not (committed.root / "models/stage-1.txt").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -132,6 +133,22 @@ def test_locks_of_a_killed_repro_are_freed(toy, left):
         other.kill()
         other.wait()
     assert (toy.root / "data/prepared.txt").is_file()
+
+
+def test_after_kill_9_of_a_persons_repro_the_next_one_goes_on_by_itself(toy):
+    """Case 30, first half, with a real kill: of everything at once, as the kernel or a power cut does it."""
+    toy.control(prepare={"sleep": 100})
+    command = [sys.executable, "-m", "dvc", "repro", "prepare"]
+    person = subprocess.Popen(command, cwd=toy.root, env=toy.env, start_new_session=True)
+    toy.wait_for("prepare")
+    wait_until(lambda: (toy.root / ".checkpoints/prepare").is_file())
+    os.killpg(person.pid, signal.SIGKILL)
+    person.wait()
+    assert str(person.pid) in (toy.root / ".dvc/tmp/rwlock").read_text(), "it has left its lock"
+    toy.control()
+    release_dead_locks(toy.root)
+    run_dvc(Command(["repro", "--single-item", "prepare"], toy.root, print))
+    assert toy.times("start")[-1]["step"] > 0, "from its checkpoint"
 
 
 def test_a_living_dvc_keeps_its_locks(toy):

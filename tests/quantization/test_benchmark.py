@@ -39,6 +39,18 @@ def test_the_first_call_is_left_out():
     assert len(seconds) == 4
 
 
+def test_what_the_device_still_does_of_the_first_call_is_left_out():
+    """The other half of case 27: it must be idle before the clock starts, too."""
+    ends_at = [0.0]
+
+    def call():
+        work = 0.3 if not ends_at[0] else 0.01
+        ends_at[0] = max(ends_at[0], time.perf_counter()) + work
+
+    seconds = timed(call, lambda: time.sleep(max(0.0, ends_at[0] - time.perf_counter())), repeats=3, budget_s=1)
+    assert 0.01 <= min(seconds) <= max(seconds) < 0.2
+
+
 def test_the_budget_ends_repeats_but_never_below_the_least():
     assert len(timed(lambda: time.sleep(0.01), lambda: None, repeats=1000, budget_s=0.05)) < 20
     assert len(timed(lambda: time.sleep(0.01), lambda: None, repeats=1000, budget_s=0)) == MIN_REPEATS
@@ -90,6 +102,7 @@ def test_each_variant_is_measured_with_all_that_the_numbers_depend_on(model, tin
         assert set(values["latency_ms"]) == set(values["latency_spread_ms"]) == {"batch1", "batch3"}
         assert values["peak_memory_mb"] > 50
         assert values["file_mb"] > 0
+        assert (values["device"], values["precision"]) == ("cpu", "float32" if name == "float32" else "int8")
         assert values["fid"] == 10.0
     assert found["float32"]["speedup"] == {"batch1": 1.0, "batch3": 1.0}
     assert found["float32"]["difference"] == 0

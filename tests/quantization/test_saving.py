@@ -76,12 +76,13 @@ def test_the_same_network_gives_the_same_bytes(tmp_path, network, batches):
         assert one == two
 
 
-@pytest.mark.parametrize("name", ["static_int8", "weight_int8"])
-def test_the_file_is_at_most_thirty_percent_of_the_float_one(tmp_path, name):
+@pytest.mark.parametrize(("name", "share"), [("static_int8", 0.30), ("weight_int8", 0.30), ("dynamic_int8", 0.95)])
+def test_the_file_is_smaller_than_the_float_one(tmp_path, name, share):
+    """A quarter and the scales; dynamic_int8 keeps convolutions in float, and says so in the table of layers."""
     network = make_network(width=64)
     size = save_quantized(tmp_path, name, convert(name, network, [make_inputs()]), make_config(network))
     save_network(tmp_path / "float", network, make_config(network))
-    assert size <= 0.30 * (tmp_path / "float" / "model.safetensors").stat().st_size
+    assert size <= share * (tmp_path / "float" / "model.safetensors").stat().st_size
 
 
 def _rewrite(path, change_state=lambda state: None, change_recipe=lambda recipe: None):

@@ -3,11 +3,13 @@
 import hashlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from shift_diffusion.config import ConfigError
@@ -16,6 +18,7 @@ from shift_diffusion.registry import list_versions
 from shift_diffusion.registry.loading import load_champion, load_model
 from shift_diffusion.registry.measured import conditions, numbers
 from shift_diffusion.registry.registering import register_model
+from shift_diffusion.sampling import Pipeline
 from shift_diffusion.serving.bundle import read_bundle
 from shift_diffusion.tracking import TrackingError
 from tests.registry.registry_builder import DEFAULTS, build_outs, small_params
@@ -57,6 +60,9 @@ def test_pyfunc_draws_png_and_the_same_for_the_same_seed(store, outs):
     register(store, outs, 100.0)
     files = Path(store.client.download_artifacts(list_versions(store, NAME)[0].run_id, "model"))
     assert not [path for path in files.rglob("*") if path.suffix in (".pkl", ".pt", ".pth", ".bin", ".joblib")]
+    texts = [path.read_bytes().decode(errors="ignore") for path in files.rglob("*") if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"shift_diffusion\.[\w.]+", text)}
+    assert named == {"shift_diffusion.serving.picture_model"}, "what else moves must not break old versions (case 33)"
     mlflow.set_tracking_uri(store.uri)
     mlflow.set_registry_uri(store.uri)
     model = mlflow.pyfunc.load_model(f"models:/{NAME}@champion")
@@ -88,20 +94,33 @@ def test_the_champion_is_loaded_without_code_from_the_registry(store, outs):
     )
 
 
-@pytest.mark.parametrize("variant", ["dynamic_int8", "weight_int8"])
-def test_int8_variants_are_registered_and_load(store, outs, tmp_path, variant):
+@pytest.mark.parametrize("variant", ["static_int8", "dynamic_int8", "weight_int8"])
+def test_int8_variants_are_registered_and_draw_the_same_bits(store, outs, tmp_path, variant):
+    """Case 25."""
     from shift_diffusion.models.saving import load_network
+    from shift_diffusion.quantization.calibration import Inputs
     from shift_diffusion.quantization.quantize import convert
     from shift_diffusion.quantization.saving import save_quantized
 
     network, config = load_network(outs / "models" / "stage-3")
-    converted = convert(variant, network.requires_grad_(False), small_params().quantize, [])
+    seen = Inputs(torch.randn(4, 3, 32, 32), torch.linspace(-6, 6, 4), None, None)
+    converted = convert(variant, network.requires_grad_(False), small_params().quantize, [seen])
+    settings = {"sampler": "euler", "num_steps": 2}
+    before = Pipeline(converted.network, config).sample(None, [1], **settings)
     save_quantized(tmp_path / "int8", variant, converted, config)
     run = store.client.create_run(store.experiment_id)
     options = {"name": NAME, "metric": "fid", "metrics": {"fid": 1.0}, "conditions": {}, "defaults": DEFAULTS}
     register_model(store, run.info.run_id, outs / "models" / "stage-3", tmp_path / "int8", **options)
-    model = load_champion(variant=variant)
-    assert model.pipeline.sample(None, [1], sampler="euler", num_steps=2).shape == (1, 3, 32, 32)
+    assert torch.equal(load_champion(variant=variant).pipeline.sample(None, [1], **settings), before)
+
+
+def test_the_champion_of_a_moved_project_loads(project, store, outs, monkeypatch):
+    """Case 35: the registry's paths are mended with the runs'."""
+    register(store, outs, 100.0)
+    moved = shutil.move(project, project.parent / "moved")
+    monkeypatch.chdir(moved)
+    assert load_champion().label.startswith("shift-diffusion version 1 (")
+    assert not project.exists()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +156,8 @@ def test_unknown_format_version_is_refused(tmp_path):
 def test_numbers_and_conditions(outs, params):
     found = numbers({"fid": 1, "flag": True, "note": "text"}, {"float32": {"latency_ms": {"batch1": 2.5}}})
     assert found == {"fid": 1.0, "benchmark.float32.latency_ms.batch1": 2.5}
+    with pytest.raises(ConfigError, match="fid: '12.3' is text; a metric must be a number"):
+        numbers({"fid": "12.3"}, {"static_int8": {"status": "not available: no C++ compiler"}})
     one = conditions(params.evaluate, {"num_samples": 32}, outs / "data" / "reference", outs / "models" / "stage-3")
     assert one["num_samples"] == "32"
     assert one["resolution"] == "32"

@@ -1,6 +1,7 @@
 """One execution of a stage leaves one complete run, whatever way it ends."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -55,7 +56,26 @@ def test_everything_of_a_stage_is_remembered(project, store):
     assert "extra.py" in artifact_text(store, found.info.run_id, "record/uncommitted.patch")
     assert json.loads(artifact_text(store, found.info.run_id, "record/outs.json")).keys() == {"made", "report.json"}
     assert "record/uncached" in artifacts(store, found.info.run_id, "record")
+    assert artifact_text(store, found.info.run_id, "record/params.yaml") == (project / "params.yaml").read_text()
     assert not journals(journal_root(project)), "what is sent isn't kept twice"
+
+
+def test_runs_from_every_folder_meet_in_one_store(project, store, monkeypatch, capsys):
+    """Case 35: from a sub-folder, from DVC's temporary copy, from Prefect's folder that only DVC_ROOT ties here."""
+    copy, elsewhere = project / ".dvc" / "tmp" / "exps" / "tmpabc", project.parent / "elsewhere"
+    for folder in (project / "sub" / "deeper", copy, elsewhere):
+        folder.mkdir(parents=True)
+    shutil.copy(project / "dvc.yaml", copy)
+    monkeypatch.setenv("DVC_ROOT", str(project))
+    for folder in (project, project / "sub" / "deeper", copy, elsewhere):
+        monkeypatch.chdir(folder)
+        with track_stage("make", {}):
+            pass
+    drain(store)
+    assert len(stage_runs(store)) == 4
+    assert capsys.readouterr().err.count(f"recording in sqlite:///{project}/mlflow.db") == 4
+    made = [path for path in project.parent.rglob("*") if path.name in ("mlflow.db", "mlartifacts", "mlruns")]
+    assert sorted(made) == [project / "mlartifacts", project / "mlflow.db"]
 
 
 @pytest.mark.parametrize(
