@@ -9,6 +9,7 @@ import time
 import pytest
 import yaml
 
+from tests import chaos
 from tests.smoke_project import cached_outs, environment, lock, make_clone, run
 
 pytestmark = pytest.mark.slow
@@ -131,3 +132,23 @@ def test_an_experiment_keeps_the_workspace_clean_and_shows_its_change(finished):
     shown = run(finished, "dvc", "exp", "show", "--csv").stdout
     assert "faster" in shown
     assert _stale(finished) == set()
+
+
+def test_parameters_changed_after_a_kill_reuse_no_stale_checkpoint(tmp_path):
+    """Case 28: killed in stage-2, then another learning rate for stage-1; tests/training/test_kill.py resumes."""
+    folder = make_clone(tmp_path / "clone")
+    repro = chaos.Repro(folder)
+    repro.wait_until(lambda repro: any((folder / ".checkpoints").glob("stage-2-*/step-*")))
+    repro.kill()
+    assert set(lock(folder)) >= {"prepare", "stage-1"}
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    params["train"]["stage-1"]["lr"] *= 0.5
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+    done = run(folder, "dvc", "repro", "stage-2")
+    assert "Running stage 'prepare'" not in done.stdout
+    assert "Running stage 'stage-1'" in done.stdout
+    assert "resumed from" not in done.stdout
+    assert "up to date" in run(folder, "dvc", "status", "stage-2").stdout, "lock file and outs agree"
+    shown = run(folder, "git", "status", "--porcelain").stdout.splitlines()
+    assert {line[3:].split("/")[0] for line in shown} <= {"params.yaml", "dvc.lock", "reports"}, "no model for git"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.settings import get_current_settings
 
 from flows.pipeline import pipeline
 from tests.flows.conftest import wait_until
@@ -61,8 +64,11 @@ def test_everything_then_nothing(here):
     assert "didn't change" in here.dvc("repro").stdout
     lock = (here.root / "dvc.lock").read_text()
 
+    shutil.rmtree(here.root / ".dvc/tmp")  # nothing that counts lies in a temporary folder
     again = run()
     assert again.message == "unchanged: DVC found nothing to do"
+    results = get_current_settings().results.local_storage_path
+    assert not results.exists() or not list(results.iterdir()), "Prefect keeps no results to come back with"
     assert set(task_states(again).values()) == {"Unchanged"}
     assert len(here.ran()) == len(ALL)
     here.dvc("repro", "--force", "--no-run-cache", "evaluate", "quantize")
@@ -137,6 +143,27 @@ def test_busy_project_fails_at_once(here):
     assert f"process {first.pid}" in state.message
     first.send_signal(signal.SIGINT)
     assert first.wait(60) == 130
+
+
+@pytest.mark.slow
+def test_a_person_and_the_flow_refuse_each_other(here):
+    """Case 30, second half: the flow is Failed, the person's command ends with an error; neither waits for ever."""
+    here.control(prepare={"sleep": 20})
+    person = subprocess.Popen([sys.executable, "-m", "dvc", "repro", "prepare"], cwd=here.root, env=here.env)
+    here.wait_for("prepare")
+    state = run(stages=["prepare"])
+    assert state.is_failed()
+    assert "another DVC command works in this project" in state.message
+    assert str(person.pid) in state.message
+    assert person.wait(60) == 0
+
+    here.control(stage_1={"sleep": 20})
+    flow = here.start_flow("pipeline", "--stage", "stage-1")
+    here.wait_for("stage-1")
+    done = here.dvc("repro", "stage-1")
+    assert done.returncode != 0
+    assert "busy" in done.stderr
+    assert flow.wait(120) == 0, here.log()
 
 
 @pytest.mark.slow

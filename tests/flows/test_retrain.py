@@ -91,6 +91,7 @@ def test_a_failed_stage_fails_the_retraining(here):
     state = run()
     assert state.is_failed()
     assert "quantize: the reason it failed" in state.message
+    assert "register" not in here.ran(), "what didn't pass isn't registered"
 
 
 def test_the_report_holds_reason_numbers_and_pictures(here):

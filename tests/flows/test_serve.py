@@ -18,6 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.server.schemas.schedules import CronSchedule
+from prefect.server.schemas.schedules import IntervalSchedule as ServerInterval
 from prefect.states import Scheduled
 
 from flows.orphans import NOTES, close_orphans
@@ -40,6 +41,14 @@ def test_one_run_a_day_around_clock_changes(cron, eve):
     dates = asyncio.run(CronSchedule(cron=ours.cron, timezone=ours.timezone).get_dates(3, start=eve))
     days = [date.astimezone(BERLIN).date() for date in dates]
     assert days == [(eve + timedelta(days=ahead)).date() for ahead in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("eve", [datetime(2027, 3, 27, 3, tzinfo=BERLIN), datetime(2027, 10, 30, 3, tzinfo=BERLIN)])
+def test_an_interval_of_a_day_keeps_its_hour_around_clock_changes(eve):
+    ours = make_schedule(None, 86400, "Europe/Berlin")
+    rule = ServerInterval(interval=ours.interval, timezone=ours.timezone, anchor_date=eve - timedelta(days=30))
+    dates = [date.astimezone(BERLIN) for date in asyncio.run(rule.get_dates(3, start=eve))]
+    assert [(date.date(), date.hour) for date in dates] == [((eve + timedelta(days=k)).date(), 3) for k in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ import urllib.request
 import pytest
 from PIL import Image
 
+from shift_diffusion.models.saving import load_network
+from shift_diffusion.quantization import weight_int8
+from shift_diffusion.quantization.saving import save_quantized
 from shift_diffusion.registry.registering import register_model
 from tests.registry.registry_builder import DEFAULTS
 from tests.tracking.servers import free_port, wait_for_page
@@ -18,16 +21,19 @@ from tests.tracking.servers import free_port, wait_for_page
 LOAD = """
 import hashlib, mlflow, pandas, sys
 model = mlflow.pyfunc.load_model("models:/shift-diffusion@champion")
-out = model.predict(pandas.DataFrame({"seed": [1, 2]}), params={"num_steps": 2})
-print([hashlib.sha256(picture).hexdigest() for picture in out["picture"]])
+for variant in ("float32", "weight_int8"):
+    out = model.predict(pandas.DataFrame({"seed": [1, 2]}), params={"num_steps": 2, "variant": variant})
+    print([hashlib.sha256(picture).hexdigest() for picture in out["picture"]])
 """
 
 
 @pytest.fixture
-def champion(store, outs):
+def champion(store, outs, tmp_path):
+    network, config = load_network(outs / "models" / "stage-3")
+    save_quantized(tmp_path / "int8", "weight_int8", weight_int8.convert(network, []), config)
     run_id = store.client.create_run(store.experiment_id).info.run_id
     options = {"name": "shift-diffusion", "metric": "fid", "metrics": {"fid": 1.0}, "conditions": {}}
-    register_model(store, run_id, outs / "models" / "stage-3", None, defaults=DEFAULTS, **options)
+    register_model(store, run_id, outs / "models" / "stage-3", tmp_path / "int8", defaults=DEFAULTS, **options)
     return store
 
 
@@ -50,9 +56,10 @@ def test_new_process_in_an_empty_folder(champion, tmp_path):
         done = subprocess.run(
             command, cwd=folder, env=environment(champion), capture_output=True, text=True, check=True
         )
-        said.append(done.stdout.splitlines()[-1])
+        said.append(done.stdout.splitlines()[-2:])
         assert not list(folder.iterdir()), "loading a model leaves nothing behind"
     assert said[0] == said[1]
+    assert said[0][0] != said[0][1], "the int8 variant is another network"
 
 
 @pytest.mark.slow
