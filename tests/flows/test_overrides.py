@@ -67,6 +67,7 @@ def committed(toy):
     return toy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["1e-6", "1E-6", "0.000001"])
 def test_a_small_number_by_dvcs_own_option_stays_a_number(committed, number):
     """Case 29: DVC writes 0.000001 back as 1e-06, which other YAML readers take for text."""
@@ -75,6 +76,7 @@ def test_a_small_number_by_dvcs_own_option_stays_a_number(committed, number):
     assert (committed.root / "models/stage-1.txt").read_text().endswith(" 1 1e-06")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

@@ -19,7 +19,7 @@ from shift_diffusion.quantization.quantize import QUALITY, Quantization
 from shift_diffusion.same_seeds import SameSeeds
 from tests.conftest import merge, tiny_params
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*compare this FID only")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*compare this FID only")]
 
 STEPS, BATCH, SIDE = 80, 32, 8
 OVERLAY = {
