@@ -34,8 +34,15 @@ def main(path: str | Path = "params.yaml") -> int:
 
 def data_problems(params: Params) -> list[str]:
     """What keeps the data source from giving pictures; looks at names only, prepare reads the pictures."""
+    problems = []
     if not Path(params.data.path).is_dir():
-        return [f"data.path: '{params.data.path}' is not a folder; give the one that holds your pictures, or data/raw"]
+        problems = [
+            f"data.path: '{params.data.path}' is not a folder; give the one that holds your pictures, or data/raw"
+        ]
+    return problems + _source_problems(params, folder_is_there=not problems)
+
+
+def _source_problems(params: Params, folder_is_there: bool) -> list[str]:
     kind, _, name = params.data.source.partition(":")
     if kind in ("torchvision", "huggingface") and not name:
         return [f"data.source: '{params.data.source}' lacks the name of the data set, as in '{kind}:NAME'"]
@@ -43,7 +50,7 @@ def data_problems(params: Params) -> list[str]:
         return _torchvision_problems(name)
     if kind == "huggingface" and importlib.util.find_spec("datasets") is None:
         return ["data.source: huggingface needs the package datasets: pip install 'shift-diffusion[huggingface]'"]
-    return _folder_problems(params) if kind == "folder" else []
+    return _folder_problems(params) if kind == "folder" and folder_is_there else []
 
 
 def _torchvision_problems(name: str) -> list[str]:
