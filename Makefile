@@ -37,8 +37,9 @@ repro: check  ## Run the whole pipeline on params.yaml (dvc repro) and say where
 	@$(RUN) dvc repro
 	@$(RUN) python -m shift_diffusion.cli results
 
+# A process per core with one thread each: the tests are many and small.
 test: setup-test  ## Run the fast tests
-	@$(RUN) python -m pytest
+	@$(RUN) OMP_NUM_THREADS=1 python -m pytest --numprocesses logical --maxprocesses 8
 
 test-slow: setup-test  ## Run the slow tests too
 	@$(RUN) python -m pytest -m 'slow or not slow'

@@ -68,13 +68,20 @@ def _restore(root: Path, folder: Path, record: Record) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-    raw, there = root / "data" / "raw", folder / "data" / "raw"
-    if raw.is_dir():  # the user's own pictures are in neither git nor DVC
-        shutil.rmtree(there, ignore_errors=True)
-        there.parent.mkdir(exist_ok=True)
-        there.symlink_to(raw, target_is_directory=True)
     cache = command(dvc("cache", "dir"), root).strip()
     command(dvc("cache", "dir", "--local", str((root / cache).resolve())), folder)
+    _restore_pictures(root / "data" / "raw", folder / "data" / "raw", folder)
+
+
+def _restore_pictures(now: Path, then: Path, folder: Path) -> None:
+    """The user's own pictures: of that time where DVC keeps them (`dvc add data/raw`), else those of today."""
+    tracked = then.with_name("raw.dvc")
+    if tracked.exists():
+        command(dvc("checkout", str(tracked)), folder)
+    elif now.is_dir():
+        shutil.rmtree(then, ignore_errors=True)
+        then.parent.mkdir(exist_ok=True)
+        then.symlink_to(now, target_is_directory=True)
 
 
 def dvc(*arguments: str) -> list[str]:

@@ -15,7 +15,7 @@ from shift_diffusion.data.text import load_text_encoder
 from shift_diffusion.models.conditioning import TextCondition
 from shift_diffusion.models.saving import load_network
 from shift_diffusion.process.denoiser import Denoiser
-from shift_diffusion.process.samplers import initial_noise, sample, samplers_for, sampling_times, step_generators
+from shift_diffusion.process.samplers import check_sampler, initial_noise, sample, sampling_times, step_generators
 from shift_diffusion.process.schedules import NoiseSchedule, make_schedule
 
 
@@ -109,15 +109,8 @@ class Pipeline:
         return torch.cat(pictures).contiguous()
 
     def _check(self, sampler: str, num_steps: int, spacing: str) -> None:
-        fitting = samplers_for(self.schedule.family)
-        if sampler not in fitting:
-            raise ConfigError(
-                [
-                    f"sampler: '{sampler}' does not fit a model trained on schedule {self.schedule.name}; "
-                    f"allowed: {', '.join(fitting)}"
-                ]
-            )
         try:
+            check_sampler(sampler, self.schedule)
             sampling_times(self.schedule, num_steps, spacing)
         except ValueError as error:
             raise ConfigError([str(error)]) from error

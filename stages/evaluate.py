@@ -11,7 +11,7 @@ from shift_diffusion.data.store import PreparedData
 from shift_diffusion.evaluation.diagnose import as_text, write_diagnosis
 from shift_diffusion.evaluation.evaluate import Evaluation
 from shift_diffusion.evaluation.reference import Reference
-from shift_diffusion.evaluation.stage_fid import fid_against_images, save_fid_against_images
+from shift_diffusion.evaluation.stage_fid import fid_against_images, save_fid_against_images, stage_features
 from shift_diffusion.files import read_json, write_json
 from shift_diffusion.runtime import set_up
 from shift_diffusion.sampling import Pipeline
@@ -29,9 +29,10 @@ def main() -> None:
         models = [Pipeline.load(Path("models") / stage, environment.device) for stage in stages]
         seen = accumulate(read_json(Path("reports") / stage / "metrics.json")["images"] for stage in stages)
         with environment.autocast():
-            evaluation = Evaluation(models[-1], params.evaluate, data, reference)
-            metrics, trained = evaluation.run(out), list(zip(models, seen, strict=True))
-            rows = fid_against_images(trained, evaluation.first_features, params.evaluate, data, reference)
+            metrics, final = Evaluation(models[-1], params.evaluate, data, reference).run(out)
+            earlier = [stage_features(model, params.evaluate, data, reference.resolution) for model in models[:-1]]
+        resolutions = [model.resolution for model in models]
+        rows = fid_against_images(resolutions, list(seen), [*earlier, final], reference)
         save_fid_against_images(rows, metrics[f"fid_floor_{reference.name}"], reference.name, out)
         write_json(out / "metrics.json", metrics)
         print(as_text(write_diagnosis(out.parent, out)), end="")

@@ -45,22 +45,25 @@ class Evaluation:
             raise ConfigError(["data/reference: made of other data than data/prepared; run `dvc repro reference`"])
         self.model, self.section, self.data, self.reference = model, section, data, reference
         self.extractor = Extractor(section.features, model.device, section.batch_size)
-        self.first_features: Tensor | None = None  # (num_samples, d) of the first seed's pictures, once they are drawn
 
-    def run(self, out: Path) -> dict[str, Any]:
-        """Writes samples and pictures under `out`; returns the metrics, flat and finite."""
+    def run(self, out: Path) -> tuple[dict[str, Any], Tensor]:
+        """Writes samples and pictures under `out`.
+
+        Returns:
+            the metrics, flat and finite; features (num_samples, d) of the first seed's pictures.
+        """
         per_seed, first = [], None
         for seed in self.section.seeds:
             samples = draw_samples(self.model, self.section, self.data, seed)
             features = self.extractor(samples.pictures)
             per_seed.append(self.measure(samples, features))
             first = first or (samples, features)
-        self.first_features = first[1]
         save_samples(first[0], out / "samples", self.section)
         metrics = self._named(mean_and_spread(per_seed)) | self.floor() | self.denoising(out)
         self.draw(*first, out)
         charts.save_fid_against_steps(self.fid_against_steps(first[1]), self.reference.name, out)
-        return metrics | {"num_samples": self.section.num_samples, "num_seeds": len(self.section.seeds)}
+        counts = {"num_samples": self.section.num_samples, "num_seeds": len(self.section.seeds)}
+        return metrics | counts, first[1]
 
     def measure(self, samples: Samples, features: Tensor) -> dict[str, float]:
         """All numbers of one seed's samples."""

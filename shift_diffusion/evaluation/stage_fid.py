@@ -22,38 +22,33 @@ from shift_diffusion.plots import line_plot
 MOST_SAMPLES = 256  # a point per stage: enough for a curve
 
 
+def stage_features(model: Model, section: Evaluate, data: PreparedData, resolution: int) -> Tensor:
+    """Features (n, d) of an earlier stage's pictures for the first seed, enlarged to the final resolution."""
+    count = min(MOST_SAMPLES, section.num_samples)
+    pictures = draw_samples(model, section, data, section.seeds[0], count=count).pictures
+    extractor = Extractor(section.features, model.device, section.batch_size)
+    return extractor(enlarged(pictures, resolution))
+
+
 def fid_against_images(
-    stages: Sequence[tuple[Model, int]],
-    features: Tensor,
-    section: Evaluate,
-    data: PreparedData,
-    reference: Reference,
+    resolutions: Sequence[int], images: Sequence[int], features: Sequence[Tensor], reference: Reference
 ) -> list[dict[str, float]]:
-    """One row per stage, all with the same seeds and number of pictures.
+    """One row per stage, in the order of training, all with the same number of pictures.
 
     Args:
-        stages: (model, images its training had seen, earlier stages included), in the order of training.
-        features: (n, d) of the last model's pictures for the first seed, which evaluation has drawn already.
+        resolutions: of the stages, pixels.
+        images: that training had seen by the end of each stage, earlier ones included.
+        features: (n, d) of each stage's pictures, all drawn with the same seeds.
 
     Returns:
         rows of stage, resolution, images, fid, num_samples.
     """
-    count = min(MOST_SAMPLES, section.num_samples)
-    extractor = Extractor(section.features, stages[0][0].device, section.batch_size)
-
-    def features_of(model: Model) -> Tensor:
-        if model is stages[-1][0]:
-            return features[:count]
-        pictures = draw_samples(model, section, data, section.seeds[0], count=count).pictures
-        return extractor(enlarged(pictures, reference.resolution))
-
-    rows = []
-    for number, (model, images) in enumerate(stages, start=1):
-        fid = frechet_distance(FeatureStatistics.of(features_of(model)), reference.statistics["train"])
-        rows.append(
-            {"stage": number, "resolution": model.resolution, "images": images, "fid": fid, "num_samples": count}
-        )
-    return rows
+    count = min(map(len, features))
+    real = reference.statistics["train"]
+    fids = [frechet_distance(FeatureStatistics.of(rows[:count]), real) for rows in features]
+    names = ("stage", "resolution", "images", "fid", "num_samples")
+    columns = zip(resolutions, images, fids, strict=True)
+    return [dict(zip(names, (number, *row, count), strict=True)) for number, row in enumerate(columns, start=1)]
 
 
 def enlarged(pictures: Tensor, resolution: int) -> Tensor:

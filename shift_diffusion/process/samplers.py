@@ -187,14 +187,15 @@ def samplers_for(family: Family) -> tuple[str, ...]:
     return tuple(name for name, (_, families) in SAMPLERS.items() if family in families)
 
 
-def _check(name: str, schedule: NoiseSchedule, noise: Tensor, eta: float, generators: Sequence | None) -> None:
-    fitting = ", ".join(samplers_for(schedule.family))
-    if name not in SAMPLERS:
-        raise ValueError(f"sampler '{name}' is unknown; for schedule {schedule.name} there are {fitting}")
-    if schedule.family not in SAMPLERS[name][1]:
-        raise ValueError(
-            f"sampler '{name}' does not fit a model trained on schedule {schedule.name}; allowed: {fitting}"
-        )
+def check_sampler(name: str, schedule: NoiseSchedule) -> None:
+    """Raises ValueError for a sampler that is unknown or doesn't fit what the model was trained on."""
+    fitting = samplers_for(schedule.family)
+    if name not in fitting:
+        fault = f"does not fit a model trained on schedule {schedule.name}" if name in SAMPLERS else "is unknown"
+        raise ValueError(f"sampler: '{name}' {fault}; allowed: {', '.join(fitting)}")
+
+
+def _check_noise(name: str, noise: Tensor, eta: float, generators: Sequence | None) -> None:
     if not 0 <= eta <= 1:
         raise ValueError(f"eta is {eta}; it must lie in [0, 1]")
     if eta and name != "ddim":
@@ -224,7 +225,8 @@ def sample(
     callback(step, t, x_t, x_0): called at every step with the estimate of x_0.
     Raises ValueError for a sampler that doesn't fit the family the model was trained on, and as `sampling_times` does.
     """
-    _check(name, schedule, noise, eta, generators)
+    check_sampler(name, schedule)
+    _check_noise(name, noise, eta, generators)
     levels = levels_at(schedule, sampling_times(schedule, num_steps, spacing))
 
     def draw() -> Tensor:

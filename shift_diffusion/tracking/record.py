@@ -19,6 +19,7 @@ import yaml
 MAIN_PACKAGES = ("torch", "torchao", "torchvision", "accelerate", "diffusers", "transformers", "torch-fidelity")
 MAIN_PACKAGES += ("safetensors", "numpy", "dvc", "mlflow", "prefect")
 PATCH_LIMIT = 20_000_000  # characters
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C where it is built in: dvc.lock is read several times a run
 # Never part of the stored patch, even where someone forgot to ignore them.
 SECRET_FILES = (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "config.local", ".netrc", "*.credentials")
 
@@ -71,8 +72,15 @@ def _patch(root: Path, commit: str, which: str) -> str | None:
 
 def packages() -> dict[str, str]:
     """Installed distributions and their versions."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    found = dict(filter(None, map(_name_and_version, importlib.metadata.distributions())))
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _name_and_version(distribution: importlib.metadata.Distribution) -> tuple[str, str] | None:
+    """From the head of the metadata: parsing hundreds of them as e-mails takes as long as ten training steps."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    fields = dict(line.split(": ", 1) for line in text.partition("\n\n")[0].splitlines() if ": " in line)
+    return (fields["Name"], fields["Version"]) if {"Name", "Version"} <= fields.keys() else None
 
 
 def machine() -> dict[str, str]:
@@ -114,7 +122,7 @@ def _ignored(relative: Path) -> bool:
 
 def read_mapping(path: Path) -> dict:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506 - a safe loader
     except (OSError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -136,7 +136,7 @@ def test_a_network_that_gives_nan_has_no_score(project, tmp_path):
 def test_evaluation_writes_the_same_bytes_twice(project, tmp_path):
     params, data, root = project
     evaluation = Evaluation(model_of(params), params.evaluate, data, Reference.load(root / "reference"))
-    metrics = [evaluation.run(tmp_path / name) for name in ("a", "b")]
+    metrics = [evaluation.run(tmp_path / name)[0] for name in ("a", "b")]
     assert metrics[0] == metrics[1]
     write_json(tmp_path / "metrics.json", metrics[0])  # refuses what isn't finite
     assert (metrics[0]["few_samples"], metrics[0]["kid_subset_size"], metrics[0]["num_samples"]) == (1, 6, 6)

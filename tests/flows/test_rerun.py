@@ -116,3 +116,26 @@ def test_what_cannot_be_made_again_says_why(pipeline, store, capsys):  # noqa: F
     store.client.set_tag(run.info.run_id, "mlflow.source.git.commit", "0" * 40)
     assert rerun.main([run.info.run_id]) == 2
     assert "git worktree add" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_pictures_that_dvc_keeps_are_those_of_that_time(pipeline, store, capfd):  # noqa: F811
+    raw = pipeline / "data" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "a.txt").write_text("first")
+    (pipeline / "lib.py").write_text("def text(seed):\n    return open('data/raw/a.txt').read()\n")
+    (pipeline / "dvc.yaml").write_text(DVC.replace("lib.py]", "lib.py, data/raw]"))
+
+    def new_pictures():
+        sh(pipeline, sys.executable, "-m", "dvc", "add", "-q", "data/raw")
+        sh(pipeline, sys.executable, "-m", "dvc", "repro")
+        commit(pipeline, "pictures")
+
+    new_pictures()
+    first = stage_runs(store, "make")[0]
+    (raw / "a.txt").write_text("second")
+    new_pictures()
+    assert (pipeline / "made" / "x").read_text() == "second"
+    assert rerun.main([first.info.run_id, "--check"]) == 0, capfd.readouterr()
+    assert "make: identical" in capfd.readouterr().out
+    assert (raw / "a.txt").read_text() == "second"  # the working tree keeps its own
