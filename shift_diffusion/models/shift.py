@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shift_diffusion.models.shift_kernel import DIMS, ShiftFunction, chunks
+from shift_diffusion.models.shift_kernel import DIMS, ShiftFunction
 
-LARGE_BYTES = 8 << 20
 MAX_KERNEL_REACH = 2  # beyond 5x5 taps the chain of unit moves is faster than the convolution
 
 
@@ -45,13 +44,7 @@ def _shift_by_convolution(x: Tensor, offset: Tensor, reach: int) -> Tensor:
     """One offset for the whole batch: a depthwise convolution, the fastest way on a CPU."""
     taps = _tent(-offset[0], reach).to(x.dtype)  # a convolution layer correlates: its kernel is mirrored
     kernel = taps[:, 1, :, None] * taps[:, 0, None, :]
-    kernel = kernel.unsqueeze(1)
-    if x.nbytes <= LARGE_BYTES:
-        return F.conv2d(F.pad(x, (reach,) * 4, mode="replicate"), kernel, groups=x.shape[1])
-    out = torch.empty_like(x)  # a fresh padded copy of a large tensor costs more in page faults than in arithmetic
-    for part in chunks(x):
-        out[part] = F.conv2d(F.pad(x[part], (reach,) * 4, mode="replicate"), kernel, groups=x.shape[1])
-    return out
+    return F.conv2d(F.pad(x, (reach,) * 4, mode="replicate"), kernel.unsqueeze(1), groups=x.shape[1])
 
 
 def shift2d(x: Tensor, offset: Tensor, reach: float = 1.0) -> Tensor:
