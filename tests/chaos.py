@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.smoke_project import environment, make_clone, run
@@ -32,11 +32,11 @@ _RUNNING = re.compile(r"Running stage '([^']+)'")
 class Repro:
     """A running `dvc repro` as a process group of its own."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, targets: Sequence[str] = TARGETS):
         self.folder, self.log = folder, folder.parent / f"{folder.name}.log"
         self._out = self.log.open("w")
         self.process = subprocess.Popen(
-            ["dvc", "repro", *TARGETS],
+            ["dvc", "repro", *targets],
             cwd=folder,
             env=environment(),
             stdout=self._out,
@@ -60,10 +60,12 @@ class Repro:
             time.sleep(0.002)
         return False
 
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+    def kill(self, signum: int = signal.SIGKILL) -> int:
+        """The signal to the whole group, as a terminal sends Ctrl-C; returns the exit code."""
+        os.killpg(self.process.pid, signum)
         self.process.wait()
         self._out.close()
+        return self.process.returncode
 
 
 def at(seconds: float) -> Callable[[Repro], bool]:
@@ -80,6 +82,11 @@ def in_stage(name: str, delay: float) -> Callable[[Repro], bool]:
         return bool(begun) and time.monotonic() - begun[0] > delay
 
     return moment
+
+
+def recorded_in(name: str) -> Callable[[Repro], bool]:
+    """Once a stage's run is open: from here on MLflow must hear of its end."""
+    return lambda repro: "recording in" in repro.log.read_text(errors="replace").partition(f"Running stage '{name}'")[2]
 
 
 def writing_checkpoint(number: int) -> Callable[[Repro], bool]:

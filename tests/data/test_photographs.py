@@ -7,7 +7,7 @@ import pytest
 from tests.data.photographs import write_photographs
 from tests.smoke_project import make_clone, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def registered(folder) -> dict:

@@ -12,7 +12,7 @@ import pytest
 from tests import chaos
 from tests.smoke_project import environment, make_clone, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,35 @@ def test_a_stopped_stage_leaves_a_checkpoint_and_a_true_status_within_ten_second
     assert b"goes on from the last checkpoint" in message
     (newest,) = (folder / ".checkpoints").glob("stage-1-*/*-interrupted")
     assert int(newest.name.split("-")[1]) > 5
-    assert statuses(folder) == ["KILLED"]
+    assert statuses(folder)["stage-1"] == ["KILLED"]
 
 
-def statuses(folder) -> list[str]:
+def test_ctrl_c_in_any_stage_is_a_clean_stop_and_the_next_run_goes_on(tmp_path):
+    folder = make_clone(tmp_path / "clone")
+    stages = ("prepare", "reference", "stage-2", "evaluate", "quantize", "benchmark", "register")
+    for stage in stages:
+        repro = chaos.Repro(folder, targets=())
+        assert repro.wait_until(chaos.recorded_in(stage)), f"{stage} never began:\n{repro.log.read_text()[-3000:]}"
+        start = time.monotonic()
+        assert repro.kill(signal.SIGINT) != 0
+        assert time.monotonic() - start < 10, stage
+        assert "stopped by Ctrl-C" in repro.log.read_text(), stage
+        assert "Traceback" not in repro.log.read_text(), stage
+        assert stage not in chaos.finished_stages(folder)
+    run(folder, "dvc", "repro")
+    found = statuses(folder)
+    assert {stage: found[stage] for stage in stages} == dict.fromkeys(stages, ["KILLED", "FINISHED"])
+    assert [found[stage] for stage in ("stage-1", "stage-3")] == [["FINISHED"]] * 2
+
+
+def statuses(folder) -> dict[str, list[str]]:
+    """stage -> statuses of its runs, oldest first"""
     code = (
-        "import json; from mlflow import MlflowClient; c = MlflowClient(); NAME = 'mlflow.source.name'; "
-        "runs = c.search_runs([e.experiment_id for e in c.search_experiments()]); "
-        "print(json.dumps([r.info.status for r in runs if r.data.tags.get(NAME) == 'dvc.yaml:stage-1']))"
+        "import json; from mlflow import MlflowClient; c = MlflowClient(); found = {}\n"
+        "experiments = [e.experiment_id for e in c.search_experiments()]\n"
+        "for run in c.search_runs(experiments, order_by=['attributes.start_time ASC']):\n"
+        "    found.setdefault(run.data.tags.get('stage'), []).append(run.info.status)\n"
+        "print(json.dumps(found))"
     )
     env = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
