@@ -8,6 +8,9 @@ VENV ?= .venv
 BIN := $(if $(filter /% ~%,$(VENV)),$(subst ~,$(HOME),$(VENV)),$(CURDIR)/$(VENV))/bin
 # Quoted wherever it is used: the path may hold a space. DVC's stages say `python`, so the environment comes first.
 RUN := PATH="$(BIN):$$PATH"
+# pip compiles nothing (half the packages are never imported), so what is imported must be kept compiled: a machine
+# that forbids it would compile torch anew in every process, ten seconds each.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-test check repro test test-slow smoke chaos lint format ui clean
 

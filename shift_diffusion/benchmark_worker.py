@@ -31,7 +31,7 @@ from shift_diffusion.runtime import has_fast_bfloat16, peak_memory_mb, set_up
 COMPILED = ("compiled", "static_int8")  # the variants that are what they are only once compiled
 UNCOMPILED = "static_int8_uncompiled"  # oneDNN's int8 kernels called one by one: what `load_quantized` gives
 TOO_SLOW_S = 10.0  # one call: beyond it a batch size is left out
-BUDGET_S = 4.0  # per batch size, after which no further repeat starts
+BUDGET_S = 2.5  # per batch size, after which no further repeat starts
 MIN_REPEATS = 3
 LOG_SNR = 0.3
 

