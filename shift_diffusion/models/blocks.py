@@ -43,6 +43,18 @@ class ResBlock(nn.Module):
         return x + self.conv2(h)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v without storing the products.
+
+    q (B, heads, L, D), k and v (B, heads, S, D); mask bool, True = may be looked at, broadcast to (B, heads, L, S).
+    """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.requires_grad:
+        # PyTorch's backward on the CPU takes five times as long in bfloat16 as in float32
+        with torch.autocast("cpu", enabled=False):
+            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
 class Attention(nn.Module):
     """Image tokens look at one another and at the text.
 
@@ -84,7 +96,7 @@ class Attention(nn.Module):
         return x + h.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, out: nn.Linear, mask: Tensor | None = None) -> Tensor:
-        return out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        return out(attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
     def _join(self, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         text_k, text_v = (self._heads(part) for part in self.context_kv(context.tokens).chunk(2, -1))

@@ -7,6 +7,7 @@ from tests.conftest import merge, tiny_params
 from tests.training.prepared import write_prepared
 
 SHORT = {
+    "runtime": {"precision": "float32"},  # results are compared closely; `auto` is bfloat16 on some machines
     "model": {"widths": [8, 8], "embedding_dim": 16, "norm_groups": 4},
     "train": {"cadence": {"log": 4, "validate": 10, "checkpoint": 5}}
     | {f"stage-{k}": {"images": 160, "batch_size": 8, "warmup": 3} for k in (1, 2, 3)},

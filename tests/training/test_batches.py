@@ -138,3 +138,13 @@ def test_ahead_passes_errors_on():
     ahead = Ahead(build)
     with pytest.raises(ValueError, match="draw 3"):
         ahead.take((3, 8), None)
+
+
+def test_the_thread_that_makes_batches_starts_no_second_team_of_threads():
+    """Two teams on all cores would send the training's own to sleep between operators."""
+    ahead = Ahead(lambda draw, size: torch.get_num_threads())
+    before = torch.get_num_threads()
+    ahead.take((0, 1), (1, 1))
+    assert ahead.take((1, 1), None) == 1
+    assert torch.get_num_threads() == before
+    ahead.close()
