@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.timing import interleaved, line, ratio
-from shift_diffusion.models.shift import _shift_by_convolution, _shift_by_slices, shift2d
+from shift_diffusion.models.shift import _shift_by_slices, shift2d
+from shift_diffusion.models.shift_convolution import convolve
 
 SHAPES = [(64, 64, 32, 32), (64, 96, 16, 16), (16, 64, 64, 64)]
 GRID = "per-channel grid_sample"
@@ -78,7 +79,7 @@ def sampling_ways(shape: tuple[int, ...]) -> dict[str, Callable[[], object]]:
         "x * 1.01": lambda: x * 1.01,
         GRID: lambda: by_grid_sample(x, offset),
         "separable slices": lambda: _shift_by_slices(x_last, offset, 1),
-        "padded depthwise convolution": lambda: _shift_by_convolution(x_last, offset, 1),
+        "padded depthwise convolution": lambda: convolve(x_last, offset, 1),
         "shift2d (NCHW)": lambda: shift2d(x, offset),
         "shift2d (channels_last)": lambda: shift2d(x_last, offset),
         "1x1 convolution behind it, alone": lambda: F.conv2d(x_last, weight),

@@ -15,19 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shift_diffusion.models.shift_kernel import DIMS, ShiftFunction
+from shift_diffusion.models.shift_chain import DIMS, ShiftFunction
+from shift_diffusion.models.shift_convolution import convolve, tent
 
-MAX_KERNEL_REACH = 2  # beyond 5x5 taps the chain of unit moves is faster than the convolution
-
-
-def _tent(offset: Tensor, reach: int) -> Tensor:
-    """(..., 2 reach + 1) weights of the neighbors at distance -reach .. reach.
-
-    `maximum` shares the gradient at its kinks between both sides, so an offset of zero learns.
-    """
-    taps = torch.arange(-reach, reach + 1, device=offset.device, dtype=offset.dtype)
-    weights = 1 - (taps - offset.unsqueeze(-1)).abs()
-    return torch.maximum(weights, torch.zeros_like(weights))
+MAX_KERNEL_REACH = {True: 2, False: 1}  # with one offset for the batch or not; beyond it the chain of moves is faster
 
 
 def _shift_by_slices(x: Tensor, offset: Tensor, reach: int) -> Tensor:
@@ -35,23 +26,17 @@ def _shift_by_slices(x: Tensor, offset: Tensor, reach: int) -> Tensor:
     for axis, dim in enumerate(DIMS):
         size = x.shape[dim]
         padded = F.pad(x, (reach, reach, 0, 0) if dim == 3 else (0, 0, reach, reach), mode="replicate")
-        weights = _tent(offset[..., axis], reach)[:, :, :, None, None].to(x.dtype).unbind(2)
+        weights = tent(offset[..., axis], reach)[:, :, :, None, None].to(x.dtype).unbind(2)
         x = sum(padded.narrow(dim, 2 * reach - tap, size) * weight for tap, weight in enumerate(weights))
     return x
-
-
-def _shift_by_convolution(x: Tensor, offset: Tensor, reach: int) -> Tensor:
-    """One offset for the whole batch: a depthwise convolution, the fastest way on a CPU."""
-    taps = _tent(-offset[0], reach).to(x.dtype)  # a convolution layer correlates: its kernel is mirrored
-    kernel = taps[:, 1, :, None] * taps[:, 0, None, :]
-    return F.conv2d(F.pad(x, (reach,) * 4, mode="replicate"), kernel.unsqueeze(1), groups=x.shape[1])
 
 
 def shift2d(x: Tensor, offset: Tensor, reach: float = 1.0) -> Tensor:
     """Moves every channel by its own offset, bilinear, border repeated.
 
-    Three ways to the same result: in training a function that keeps only x and the offsets for its backward; in
-    sampling on a CPU, with one offset for the batch, a depthwise convolution; under a compiler plain operations.
+    Three ways to the same result: on a CPU a depthwise convolution; on an accelerator, where a convolution of so many
+    groups is slow, or for a long reach a chain of unit moves; under a compiler plain operations. For the backward
+    they keep at most one copy of x.
 
     Args:
         x: (B, C, H, W) features.
@@ -69,9 +54,8 @@ def shift2d(x: Tensor, offset: Tensor, reach: float = 1.0) -> Tensor:
     pixels = math.ceil(reach)
     if torch.compiler.is_compiling():
         return _shift_by_slices(x, offset, pixels)
-    learning = torch.is_grad_enabled() and (x.requires_grad or offset.requires_grad)
-    if not learning and len(offset) == 1 and x.device.type == "cpu" and pixels <= MAX_KERNEL_REACH:
-        return _shift_by_convolution(x, offset.clamp(-pixels, pixels), pixels)
+    if x.device.type == "cpu" and pixels <= MAX_KERNEL_REACH[len(offset) == 1]:
+        return convolve(x, offset.clamp(-pixels, pixels), pixels)
     return ShiftFunction.apply(x, offset, pixels)
 
 

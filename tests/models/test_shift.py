@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shift_diffusion.models import shift_kernel
-from shift_diffusion.models.shift import SpatialShift2d, _shift_by_convolution, _shift_by_slices, shift2d
+from shift_diffusion.models import shift_chain
+from shift_diffusion.models.shift import SpatialShift2d, _shift_by_slices, shift2d
+from shift_diffusion.models.shift_convolution import convolve
 
 SIZES = [(8, 8), (16, 16), (32, 32), (64, 64), (12, 20), (5, 3)]
 
@@ -59,13 +60,17 @@ def test_equals_grid_sample_for_fractional_offsets(size, reach, rows):
         torch.testing.assert_close(moved, expected, atol=1e-5, rtol=0)
 
 
-def test_gradients_equal_grid_samples_also_across_chunks_and_layouts(monkeypatch):
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("way", [convolve, shift_chain.ShiftFunction.apply, _shift_by_slices])
+def test_every_way_and_its_gradients_equal_grid_sample(way, layout, rows, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(shift_kernel, "CHUNK_BYTES", 2000)
-    x = torch.randn(5, 4, 6, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
-    offset, grad = random_offsets((5, 4), 1.9).requires_grad_(), torch.randn(5, 4, 6, 7)
-    ours = torch.autograd.grad(shift2d(x, offset, 2.0), (x, offset), grad)
-    theirs = torch.autograd.grad(by_grid_sample(x, offset), (x, offset), grad)
+    monkeypatch.setattr(shift_chain, "CHUNK_BYTES", 2000)  # several chunks
+    x = torch.randn(5, 4, 6, 7).contiguous(memory_format=layout).requires_grad_()
+    offset, grad = random_offsets((rows, 4), 1.9).requires_grad_(), torch.randn(5, 4, 6, 7)
+    ours, theirs = way(x, offset, 2), by_grid_sample(x, offset)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    ours, theirs = (torch.autograd.grad(moved, (x, offset), grad) for moved in (ours, theirs))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
@@ -106,26 +111,32 @@ def test_an_offset_of_zero_learns_from_both_sides():
         torch.testing.assert_close(offset.grad, torch.tensor([[[-8.0, 0.0]]]))
 
 
-def test_the_three_ways_agree():
-    x, offset = torch.randn(2, 4, 9, 9), random_offsets((1, 4), 2.0)
-    convolved = _shift_by_convolution(x, offset, 2)
-    torch.testing.assert_close(convolved, _shift_by_slices(x, offset, 2))
-    torch.testing.assert_close(convolved, shift2d(x.requires_grad_(), offset, 2.0))
-
-
 def test_layout_and_dtype_are_kept():
-    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 6)
     for rows in (1, 2):
-        assert shift2d(x, torch.full((rows, 8, 2), 0.3)).is_contiguous(memory_format=torch.channels_last)
+        for layout in (torch.channels_last, torch.contiguous_format):
+            moved = shift2d(x.contiguous(memory_format=layout), torch.full((rows, 8, 2), 0.3))
+            assert moved.is_contiguous(memory_format=layout)
         assert shift2d(x.bfloat16(), torch.full((rows, 8, 2), 0.3)).dtype == torch.bfloat16
 
 
-def test_only_features_and_offsets_are_kept_for_the_backward():
-    saved = []
-    x, offset = torch.randn(2, 4, 8, 8, requires_grad=True), random_offsets((2, 4), 1.0).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        shift2d(x, offset, 1.0)
-    assert {t.data_ptr() for t in saved} == {x.data_ptr(), offset.data_ptr()}
+@pytest.mark.parametrize(("reach", "copies"), [(1.0, 1), (3.0, 0)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_backward_keeps_at_most_one_copy_of_the_features(rows, reach, copies):
+    saved = {}
+    x = torch.randn(3, 8, 32, 32).contiguous(memory_format=torch.channels_last).requires_grad_()
+    offset = random_offsets((rows, 8), 1.0).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
+        shift2d(x, offset, reach)
+    del saved[x.data_ptr()]  # lives anyway
+    border, offsets = (34 / 32) ** 2, 60 * offset.numel()  # weights and kernels of some dozen taps
+    assert sum(t.numel() for t in saved.values()) <= copies * border * x.numel() + offsets
+
+
+def test_mixed_precision_keeps_the_dtype_of_the_features():
+    with torch.autocast("cpu", torch.bfloat16):
+        for rows in (1, 2):
+            assert shift2d(torch.randn(2, 8, 6, 6), torch.full((rows, 8, 2), 0.3)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (3, 4, 2), (2, 5, 2), (2, 4, 3)])
