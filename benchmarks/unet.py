@@ -83,14 +83,14 @@ def training_step(network: nn.Module, resolution: int, batch_size: int, dtype: t
 
 
 def networks(resolution: int) -> dict[str, Callable[[], nn.Module]]:
-    """Constructors by name; the second has params.yaml's wider, patched outer level instead of equal widths."""
+    """Constructors by name; the second has params.yaml's wider, patched outer levels instead of equal widths."""
     _, widths = CASES[resolution]
     outer = len(widths) - 2
     return {
         PEER: lambda: peer(resolution, widths),
         "nested, equal widths": lambda: nested(widths, (1,) * outer),
         "nested, equal widths, no shift": lambda: nested(widths, (1,) * outer, shift=False),
-        "nested, as in params.yaml": lambda: nested((64,) * outer + widths[-2:], (2, 1)[-outer:]),
+        "nested, as in params.yaml": lambda: nested((128, 96)[-outer:] + widths[-2:], (4, 2)[-outer:]),
     }
 
 

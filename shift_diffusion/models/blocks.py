@@ -14,6 +14,21 @@ def zero_init(layer: nn.Module) -> nn.Module:
     return layer
 
 
+class GroupNorm(nn.GroupNorm):
+    """PyTorch's, by way of the layout in which it is fast.
+
+    In bfloat16 and channels_last its CPU kernels go channel by channel where a group isn't whole vectors: copying to
+    NCHW and back is up to five times faster.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole_vectors = self.num_channels // self.num_groups % 16 == 0
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        if whole_vectors or not last or x.device.type != "cpu" or x.dtype != torch.bfloat16:
+            return super().forward(x)
+        return super().forward(x.contiguous()).contiguous(memory_format=torch.channels_last)
+
+
 class ResBlock(nn.Module):
     """x + conv(silu(modulated norm(conv(silu(norm(x)))))); the embedding gives scale and shift of the second norm.
 
@@ -26,10 +41,10 @@ class ResBlock(nn.Module):
 
     def __init__(self, channels: int, embedding_dim: int, groups: int, dropout: float, instance_norm: bool):
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, channels)
+        self.norm1 = GroupNorm(groups, channels)
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.modulation = nn.Linear(embedding_dim, 2 * channels)
-        self.norm2 = nn.GroupNorm(channels if instance_norm else groups, channels)
+        self.norm2 = GroupNorm(channels if instance_norm else groups, channels)
         self.conv2 = zero_init(nn.Conv2d(channels, channels, 3, padding=1))
         self.dropout = dropout
 
@@ -69,7 +84,7 @@ class Attention(nn.Module):
     def __init__(self, channels: int, head_dim: int, groups: int, context_dim: int, joint: bool):
         super().__init__()
         self.head_dim, self.joint = head_dim, joint
-        self.norm = nn.GroupNorm(groups, channels)
+        self.norm = GroupNorm(groups, channels)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = zero_init(nn.Linear(channels, channels))
         self.context_kv = nn.Linear(context_dim, 2 * channels) if context_dim else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from shift_diffusion.models.blocks import Attention, ResBlock, zero_init
+from shift_diffusion.models.blocks import Attention, GroupNorm, ResBlock, zero_init
 from shift_diffusion.models.conditioning import Context, LevelEmbedding
 from shift_diffusion.models.shift import SpatialShift2d
 from shift_diffusion.models.spec import NetworkSpec, OuterSpec
@@ -78,7 +78,7 @@ class Head(nn.Module):
 
     def __init__(self, width: int, out_channels: int, groups: int):
         super().__init__()
-        self.norm = nn.GroupNorm(groups, width)
+        self.norm = GroupNorm(groups, width)
         self.conv = zero_init(nn.Conv2d(width, out_channels, 3, padding=1))
 
     def forward(self, h: Tensor) -> Tensor:
