@@ -18,7 +18,8 @@ def test_equals_pytorchs_and_keeps_the_layout(dtype, layout, channels):
     x = torch.randn(3, channels, 6, 7).to(dtype).contiguous(memory_format=layout).requires_grad_()
     grad = torch.randn(3, channels, 6, 7).to(dtype)
     normed, expected = ours(x), theirs(x.float())
-    assert normed.dtype == dtype and normed.is_contiguous(memory_format=layout)
+    assert normed.dtype == dtype
+    assert normed.is_contiguous(memory_format=layout)
     tolerance = {"atol": 3e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(normed.float(), expected, **tolerance)
     found = torch.autograd.grad(normed, (x, *ours.parameters()), grad)
