@@ -23,10 +23,9 @@ def line_plot(
     figure, axes = _figure()
     for name, (x, y) in series.items():
         axes.plot(x, y, label=name, marker="o" if markers or len(x) < 3 else None, linewidth=1.5)
-    if log:
-        axes.set_yscale("log")
-    if log_x:
-        axes.set_xscale("log")
+    for axis, scaled, index in ((axes.yaxis, log, 1), (axes.xaxis, log_x, 0)):
+        if scaled:
+            _logarithmic(axis, [value for line in series.values() for value in line[index] if value > 0])
     if len(series) > 1:
         axes.legend(frameon=False)
     _finish(figure, axes, path, xlabel, ylabel, title)
@@ -55,6 +54,17 @@ def bar_plot(
     if len(names) > 1:
         axes.legend(frameon=False)
     _finish(figure, axes, path, "", ylabel, title)
+
+
+def _logarithmic(axis, values: Sequence[float]) -> None:
+    """A logarithmic axis; within a decade, where powers of ten say nothing, with plain numbers."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    if values and max(values) < 10 * min(values):
+        axis.set_major_locator(MaxNLocator(6))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:g}")
 
 
 def _figure():
