@@ -57,7 +57,6 @@ def prepare_data(
         report["text"], encoded = write_text(folder, text, lambda: _captions(folder), cache_folder)
         report["run"]["captions_encoded"] = encoded
         report["content_hash"] = _content_hash(folder, target, report["text"])
-        report["source_hash"] = source.content_hash()  # flows.retrain compares it: is there new data?
         write_json(folder / "info.json", _info(data, target, report))
     return report
 
@@ -90,6 +89,7 @@ def _write_pictures(
     for writer in arrays.values():
         writer.close()
     report = tally.report()
+    # flows.retrain compares it: is there new data?
     report["source_hash"] = content.hexdigest() if source.reads_files else source.content_hash()
     _check(report, data)
     _fill_empty_split(folder, report)
