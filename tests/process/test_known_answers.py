@@ -88,7 +88,10 @@ def test_one_to_fifty_steps_are_finite_for_every_sampler_and_size(name):
 @pytest.mark.parametrize("num_timesteps", [20, 100, 1000, 4000])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_error_falls_from_one_to_fifty_steps(name, num_timesteps):
-    """Every number of steps from 1 to 50: finite, and never far above the error with fewer steps."""
+    """Every number of steps from 1 to 50: the error falls at least as 1/steps.
+
+    Not from each to the next: before the asymptotic regime a second-order method's error changes sign.
+    """
     schedule = SCHEDULES[name](num_timesteps)
     wanted = exact_flow(schedule)
     most = min(50, num_timesteps if schedule.family == "vp" else 50)
@@ -96,9 +99,7 @@ def test_error_falls_from_one_to_fifty_steps(name, num_timesteps):
         if sampler not in ORDER:
             continue
         errors = [error(affine(sampler, schedule, steps, "quadratic"), wanted) for steps in range(1, most + 1)]
-        assert all(math.isfinite(e) for e in errors)
-        assert errors[-1] < errors[0] / 4
-        assert all(later < 1.35 * min(errors[:k]) for k, later in enumerate(errors) if k), (sampler, errors)
+        assert all(later <= 3 * errors[0] / steps for steps, later in enumerate(errors, start=1)), (sampler, errors)
 
 
 def moments(pictures):
