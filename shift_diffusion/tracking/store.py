@@ -58,9 +58,11 @@ def open_store(root: Path | None = None) -> Store:
     root = root or project_root()
     uri = tracking_uri(root)
     reachable.check(uri)
-    client = make_client(uri)
+    database = default_database(root)
     with FileLock(journal_root(root) / "store.lock", timeout=120):  # two first starts would both create the tables
-        database = default_database(root)
+        if database is not None:
+            _create(database)
+        client = make_client(uri)
         if database is not None:
             mend_after_move(database, artifact_root(root))
         experiment_id = _experiment(client, root, default=database is not None)
@@ -68,13 +70,38 @@ def open_store(root: Path | None = None) -> Store:
 
 
 def make_client(uri: str) -> MlflowClient:
-    for name, value in HTTP_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    _settings()
     from mlflow import MlflowClient
 
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _settings() -> None:
+    """Before mlflow is imported."""
+    for name, value in HTTP_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     for name in ("mlflow.store.db.utils", "alembic"):  # a first start isn't news, and of trouble we speak ourselves
         logging.getLogger(name).setLevel(logging.ERROR)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _create(database: Path) -> None:
+    """A first start makes the tables under another name: MLflow can't go on with what a killed process left unfinished.
+
+    The stage waits for nobody here, so it may well end, or be killed, in these seconds.
+    """
+    if database.exists():
+        return
+    fresh = database.with_name(f".creating-{database.name}")
+    for leftover in database.parent.glob(f"{fresh.name}*"):  # with SQLite's journal of it
+        leftover.unlink()
+    _settings()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore(f"sqlite:///{fresh}", "./mlruns").engine.dispose()  # as MlflowClient would
+    if database.exists():  # of `mlflow ui`, which knows nothing of our lock
+        fresh.unlink()
+    else:
+        fresh.rename(database)
 
 
 def _experiment(client: MlflowClient, root: Path, default: bool) -> str:

@@ -174,3 +174,27 @@ def test_first_start_of_two_at_once_makes_one_store(project):
     sweep(journal_root(project), store)
     assert len(stage_runs(store)) == 2
     assert len(parents(store)) == 1
+
+
+@pytest.mark.slow  # MLflow takes seconds to make its tables
+@pytest.mark.parametrize("size", [1, 100_000, 400_000])
+def test_kill_9_in_the_middle_of_the_first_start(project, size):
+    """MLflow could neither use nor mend the half-made tables."""
+    from shift_diffusion.tracking.store import open_store
+
+    (project / "mlflow.db").unlink()
+    half = project / ".creating-mlflow.db"
+    command = [sys.executable, "-c", "from shift_diffusion.tracking.store import open_store; open_store()"]
+    process = subprocess.Popen(command, cwd=project)
+    while not half.exists() or half.stat().st_size < size:
+        assert process.poll() is None, "the moment didn't come"
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert half.exists()
+    with track_stage("make", {}):
+        pass
+    store = open_store(project)
+    drain(store)
+    assert [run.info.status for run in stage_runs(store, "make")] == ["FINISHED"]
+    assert not list(project.glob(".creating-*"))
