@@ -22,6 +22,9 @@ PATCH_LIMIT = 20_000_000  # characters
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C where it is built in: dvc.lock is read several times a run
 # Never part of the stored patch, even where someone forgot to ignore them.
 SECRET_FILES = (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "config.local", ".netrc", "*.credentials")
+# Nor what this package writes while git reads: a file that vanishes in between makes `git add` fail as a whole.
+OWN_FILES = ("mlflow.db*", ".creating-mlflow.db*", ".mlflow/**", "mlartifacts/**")
+ATTEMPTS = 3
 
 
 def _git(root: Path, *arguments: str, env: dict | None = None) -> str | None:
@@ -39,14 +42,19 @@ def git_state(root: Path) -> dict:
 
     `git apply` of the patch on the commit gives the working tree back: changed, new and deleted files, binary ones too.
     Untracked files that git ignores, and files that look like secrets, are left out. Where the patch would be larger
-    than PATCH_LIMIT (pictures somebody drew into the working tree), all untracked files are, and "complete" is False.
+    than PATCH_LIMIT (pictures somebody drew into the working tree), or untracked files go on vanishing while git reads
+    them, all untracked files are, and "complete" is False.
     """
     commit = (_git(root, "rev-parse", "--verify", "HEAD") or "").strip() or None
     branch = (_git(root, "rev-parse", "--abbrev-ref", "HEAD") or "").strip() or None
-    patch, complete = (_patch(root, commit, "-A") if commit else None), True
-    if patch and len(patch) > PATCH_LIMIT:
-        patch, complete = _patch(root, commit, "-u"), False
-    return {"commit": commit, "branch": branch, "dirty": bool(patch), "patch": patch or "", "complete": complete}
+    if commit is None:
+        return {"commit": None, "branch": branch, "dirty": False, "patch": "", "complete": True}
+    attempts = (_patch(root, commit, "-A") for _ in range(ATTEMPTS))
+    patch = next((patch for patch in attempts if patch is not None), None)
+    complete = patch is not None and len(patch) <= PATCH_LIMIT
+    if not complete:
+        patch = _patch(root, commit, "-u")
+    return {"commit": commit, "branch": branch, "dirty": patch != "", "patch": patch or "", "complete": complete}
 
 
 def _patch(root: Path, commit: str, which: str) -> str | None:
@@ -62,7 +70,7 @@ def _patch(root: Path, commit: str, which: str) -> str | None:
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((root / objects.strip()).resolve()),
         }
         (Path(folder) / "objects").mkdir()
-        exclude = [f":(exclude,glob)**/{pattern}" for pattern in SECRET_FILES]
+        exclude = [f":(exclude,glob)**/{pattern}" for pattern in SECRET_FILES + OWN_FILES]
         if _git(root, "read-tree", commit, env=env) is None:
             return None
         if _git(root, "add", which, "--", ":/", *exclude, env=env) is None:

@@ -236,7 +236,7 @@ def _record_code(run: Run, name: str, code: Path) -> None:
         "mlflow.source.git.commit": git["commit"],
         "mlflow.source.git.branch": git["branch"],
         "git.dirty": "true" if git["dirty"] else "false",
-        "git.untracked": None if git["complete"] else "left out: too large",
+        "git.untracked": None if git["complete"] else "left out",
         "dvc.stage_hash": record.stage_hash(code, name),
         **{f"version.{p}": installed[p] for p in record.MAIN_PACKAGES if p in installed},
         **record.machine(),

@@ -65,6 +65,22 @@ def test_large_untracked_files_are_left_out_and_it_is_said(repository, monkeypat
     assert "pictures.txt" not in state["patch"]
 
 
+def test_changes_are_kept_where_git_cannot_add_everything(repository):
+    (repository / "code.py").write_text("a = 2\n")
+    (repository / "nested").mkdir()
+    git(repository / "nested", "init", "-q")  # a repository without a commit: `git add -A` refuses all
+    state = record.git_state(repository)
+    assert (state["dirty"], state["complete"]) == (True, False)
+    assert "a = 2" in state["patch"]
+
+
+def test_what_tracking_itself_writes_is_no_change(repository):
+    for name in ("mlflow.db", "mlflow.db-journal", ".mlflow/run/events.jsonl", "mlartifacts/1/grid.png"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("new")
+    assert not record.git_state(repository)["dirty"]
+
+
 def test_without_git_nothing_breaks(tmp_path, monkeypatch):
     assert record.git_state(tmp_path)["commit"] is None
     monkeypatch.setenv("PATH", "")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from textwrap import indent
 
 import pytest
 
@@ -105,16 +106,14 @@ def test_only_certain_deaths_count():
 
 
 def test_sigterm_ends_quickly_and_as_killed(project, store):
-    code = CHILD.replace(
-        "import sys, time", "import sys, time, signal\nfrom shift_diffusion.stage import _raise_terminated"
-    )
-    code = code.replace("with track", "signal.signal(signal.SIGTERM, _raise_terminated)\nwith track")
-    command = [sys.executable, "-c", code, "5", "60"]
+    imports, work = CHILD.split("\n", 3)[1:3], CHILD.split("\n", 3)[3]
+    code = [*imports, "from shift_diffusion.stage import run_stage", "def main():", indent(work, " "), "run_stage(main)"]
+    command = [sys.executable, "-c", "\n".join(code), "5", "60"]
     process = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
     assert process.stdout.readline() == "logged\n"
     start = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.wait(60)
+    assert process.wait(60) == 143
     assert time.monotonic() - start < 15
     sweep(journal_root(project), store)
     assert stage_runs(store)[0].info.status == "KILLED"
