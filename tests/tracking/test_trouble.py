@@ -106,9 +106,10 @@ def test_only_certain_deaths_count():
 
 
 def test_sigterm_ends_quickly_and_as_killed(project, store):
-    imports, work = CHILD.split("\n", 3)[1:3], CHILD.split("\n", 3)[3]
-    code = [*imports, "from shift_diffusion.stage import run_stage", "def main():", indent(work, " "), "run_stage(main)"]
-    command = [sys.executable, "-c", "\n".join(code), "5", "60"]
+    imports, stage = CHILD.split("with track_stage", 1)
+    main = "def main():\n" + indent("with track_stage" + stage, "    ")
+    code = f"{imports}from shift_diffusion.stage import run_stage\n{main}\nrun_stage(main)"
+    command = [sys.executable, "-c", code, "5", "60"]
     process = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE)
     assert process.stdout.readline() == "logged\n"
     start = time.monotonic()
