@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 
@@ -29,21 +28,17 @@ def run_stage(main: Callable[[], None]) -> None:
     except ConfigError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
-        _exit_now(2)
+        sys.exit(2)
     except Terminated:
         print("stopped by SIGTERM; the next run goes on from the last checkpoint", file=sys.stderr)
         _exit_now(143)
     except KeyboardInterrupt:
         print("stopped by Ctrl-C; the next run goes on from the last checkpoint", file=sys.stderr)
         _exit_now(130)
-    except Exception:  # noqa: BLE001 - shown as Python would
-        traceback.print_exc()
-        _exit_now(1)
 
 
 def _exit_now(code: int) -> None:
-    """Skips interpreter shutdown: joining worker threads could outlast the ten seconds a stop may take, and a thread
-    that ends in the middle of an import has been seen to block it for ever."""
+    """Skips interpreter shutdown: joining worker threads could outlast the ten seconds a stop may take."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -23,7 +23,8 @@ with track_stage("make", {"seed": 0}) as run:
     for step in range(int(sys.argv[1])):
         run.log_metrics({"loss": float(step)}, step=step)
     print("logged", flush=True)
-    time.sleep(float(sys.argv[2]))
+    for _ in range(int(10 * float(sys.argv[2]))):  # a signal between two bytecodes doesn't wake a sleep that follows
+        time.sleep(0.1)
 """
 
 
