@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from shift_diffusion.stage import raise_if_asked_to_stop
 from shift_diffusion.tracking import record
 from shift_diffusion.tracking.background import Sender, say, wait_for
 from shift_diffusion.tracking.journal import Journal, journal_root
@@ -139,6 +140,7 @@ def track_stage(name: str, params: Any, dataset: Mapping[str, Any] | None = None
     status = "FAILED"
     try:
         yield run
+        raise_if_asked_to_stop()
         status = "FINISHED"
     except BaseException as error:
         status = _status_of(error)

@@ -121,6 +121,34 @@ def test_sigterm_ends_quickly_and_as_killed(project, store):
     assert stage_runs(store)[0].info.status == "KILLED"
 
 
+SWALLOWS = """
+import os, signal, sys
+from shift_diffusion.stage import run_stage
+from shift_diffusion.tracking import track_stage
+
+class Library:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))  # raised in here, the exception is dropped
+
+def main():
+    with track_stage("make", {}):
+        Library()
+        print("went on")
+
+run_stage(main)
+"""
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_that_a_library_swallows_is_still_a_stop(project, store, signum, code):
+    command = [sys.executable, "-c", SWALLOWS, str(int(signum))]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "went on\n")
+    assert "the next run goes on" in done.stderr
+    sweep(journal_root(project), store)
+    assert stage_runs(store)[0].info.status == "KILLED"
+
+
 def test_artifact_folder_that_refuses(project, store):
     (project / "mlartifacts").write_text("a file where the folder should be")
     picture = project / "grid.png"
