@@ -1,17 +1,22 @@
 """Does growing pay? FID over training time: ours grown, ours at full resolution from the start, diffusers' UNet2DModel.
 
-    python -m benchmarks.progressive --seconds 600 --seeds 0 1 2 --split 0.15 0.20 0.65
+    python -m benchmarks.progressive --seconds 300 --split 0.10 0.15 0.75 --split 0.15 0.20 0.65
 
 Every contender gets the same wall time, engine, data and learning-rate shape; time spent on drawing and scoring
-is not counted. Needs data/prepared and data/reference. Writes reports/progressive/: results.json (rewritten after every
-run, so that it can be stopped), fid.png and one sheet of pictures per contender. --split: shares of the stages.
+is not counted. --split: shares of the three stages; each split given is a contender. Needs data/prepared and
+data/reference. Writes reports/progressive/: results.json, fid.png and one sheet of pictures per run. Finished runs are
+kept in results.json after each: when stopped, or called with more seeds or splits, only the missing ones are trained.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,11 +126,11 @@ class Contest:
             pictures = self.draw(engine, params, stage)
             points.append((before + spent, self.fid(pictures)))
             print(f"{name}: {points[-1][0]:.0f} s, {engine.step} steps, FID {points[-1][1]:.0f}", flush=True)
-            save_png(grid(pictures[:32], columns=8), OUT / f"{name}.png")
+            save_png(grid(pictures[:32], columns=8), OUT / (re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"))
         return points
 
 
-def grown(contest: Contest, params: Params, split: list[float]) -> list:
+def grown(name: str, contest: Contest, params: Params, split: list[float]) -> list:
     network, points, before = None, [], 0.0
     for stage, share in enumerate(split, start=1):
         seconds = share * contest.seconds
@@ -136,18 +141,18 @@ def grown(contest: Contest, params: Params, split: list[float]) -> list:
                 torch.manual_seed(rng.torch_seed(params.seed, stage, 0, "weights"))
                 network = grow(network.cpu(), params)
         engine = make_engine(params, stage, network, contest.environment, contest.parallel)
-        points += contest.curve(f"grown-{params.seed}", engine, params, stage, seconds, before)
+        points += contest.curve(name, engine, params, stage, seconds, before)
         network.load_state_dict(network.state_dict() | engine.ema.averages)
         before += seconds
     return points
 
 
-def full_resolution(contest: Contest, params: Params, split: list[float]) -> list:
+def full_resolution(name: str, contest: Contest, params: Params) -> list:
     engine = make_engine(params, 3, start_network(3, params, contest.data, None), contest.environment, contest.parallel)
-    return contest.curve(f"full-{params.seed}", engine, params, 3, contest.seconds, 0.0)
+    return contest.curve(name, engine, params, 3, contest.seconds, 0.0)
 
 
-def unet2d(contest: Contest, params: Params, split: list[float]) -> list:
+def unet2d(name: str, contest: Contest, params: Params) -> list:
     """Trained as usual: AdamW, velocity, no captions."""
     content = params.model_dump(mode="json", by_alias=True)
     content["process"]["prediction"], content["loss"]["velocity_floor"] = "velocity", 0.0
@@ -158,51 +163,68 @@ def unet2d(contest: Contest, params: Params, split: list[float]) -> list:
     torch.manual_seed(params.seed)
     objective = Objective(Peer(), DenoisingLoss(plain.loss, "velocity"), 0.0, contest.environment.autocast)
     engine = Engine(objective, plain.optim, contest.parallel)
-    return contest.curve(f"unet2d-{params.seed}", engine, plain, 3, contest.seconds, 0.0)
+    return contest.curve(name, engine, plain, 3, contest.seconds, 0.0)
 
 
-CONTENDERS: dict[str, Callable[[Contest, Params, list[float]], list]] = {
-    "ours, grown": grown,
-    "ours, full resolution": full_resolution,
-    "UNet2DModel": unet2d,
-}
+def contenders(splits: list[list[float]]) -> dict[str, Callable[[str, Contest, Params], list]]:
+    shares = {"/".join(f"{share:.0%}"[:-1] for share in split): split for split in splits}
+    ours = {f"ours, grown {name}": partial(grown, split=split) for name, split in shares.items()}
+    return ours | {"ours, full resolution": full_resolution, "UNet2DModel": unet2d}
 
 
-def summarize(results: dict[str, list[list]], seconds: float) -> None:
-    """Writes results.json and the plot; prints final scores and when ours reaches the peer's."""
-    write_json(OUT / "results.json", results)
-    curves = {name: tuple(np.mean(runs, axis=0).T.tolist()) for name, runs in results.items() if runs}
-    line_plot(OUT / "fid.png", curves, "seconds of training", "FID", "mean over seeds", log=True, markers=True)
-    for name, runs in results.items():
-        last = [run[-1][1] for run in runs]
-        print(f"{name}: FID {np.mean(last):.0f} +- {np.std(last):.0f} after {seconds:.0f} s ({len(last)} seeds)")
-    goal = np.mean([run[-1][1] for run in results.get("UNet2DModel", [])] or [np.nan])
-    for name, (times, values) in curves.items():
-        reached = next((t for t, value in zip(times, values, strict=True) if value <= goal), None)
-        if reached is not None:
-            print(f"{name} reaches UNet2DModel's final FID after {reached:.0f} s, {reached / seconds:.2f} of its time")
+class Results:
+    """The runs so far, on disk after each: {"settings": ..., "runs": {contender: {seed: [(seconds, FID), ...]}}}."""
+
+    def __init__(self, settings: dict):
+        self.path, self.settings, self.runs = OUT / "results.json", settings, {}
+        if self.path.exists():
+            found = json.loads(self.path.read_text())
+            if found["settings"] != settings:
+                sys.exit(f"{self.path} holds runs with {found['settings']}, now {settings}: move it away first")
+            self.runs = found["runs"]
+
+    def has(self, name: str, seed: int) -> bool:
+        return str(seed) in self.runs.get(name, {})
+
+    def add(self, name: str, seed: int, points: list) -> None:
+        self.runs.setdefault(name, {})[str(seed)] = points
+        write_json(self.path, {"settings": self.settings, "runs": self.runs})
+
+    def summarize(self) -> None:
+        """Draws the curves; prints final scores and when ours reaches the peer's. Means over a contender's seeds."""
+        curves = {name: tuple(np.mean(list(runs.values()), axis=0).T.tolist()) for name, runs in self.runs.items()}
+        line_plot(OUT / "fid.png", curves, "seconds of training", "FID", "mean over seeds", log=True, markers=True)
+        seconds, peer = self.settings["seconds"], curves.get("UNet2DModel")
+        for name, (times, values) in curves.items():
+            last = [points[-1][1] for points in self.runs[name].values()]
+            line = f"{name}: FID {np.mean(last):.0f} +- {np.std(last):.0f} after {seconds:.0f} s ({len(last)} seeds)"
+            reached = [t for t, value in zip(times, values, strict=True) if peer and value <= peer[1][-1]]
+            if reached:
+                line += f"; UNet2DModel's final FID after {reached[0]:.0f} s, {reached[0] / seconds:.2f} of its time"
+            print(line)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, required=True, help="training time of each contender and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--split", type=float, nargs=3, default=[0.15, 0.20, 0.65])
-    parser.add_argument("--num-samples", type=int, default=256)
+    parser.add_argument("--split", type=float, nargs=3, action="append", help="may be given several times")
+    parser.add_argument("--num-samples", type=int, default=192)
     parser.add_argument(
-        "--snapshots", type=int, default=4, help="per stage of the grown, 3 times as many of the others"
+        "--snapshots", type=int, default=2, help="per stage of the grown, 3 times as many of the others"
     )
-    parser.add_argument("--only", choices=list(CONTENDERS), action="append", help="may be given several times")
     arguments = parser.parse_args()
     base = load_params()
-    results: dict[str, list[list]] = {name: [] for name in arguments.only or CONTENDERS}
+    results = Results({name: getattr(arguments, name) for name in ("seconds", "num_samples", "snapshots")})
     for seed in arguments.seeds:
-        for name in results:
+        for name, run in contenders(arguments.split or [[0.15, 0.20, 0.65]]).items():
+            if results.has(name, seed):
+                continue
             params = base.model_copy(update={"seed": seed})
-            snapshots = arguments.snapshots * (1 if name == "ours, grown" else 3)
+            snapshots = arguments.snapshots * (1 if "grown" in name else 3)
             contest = Contest(params, arguments.seconds, arguments.num_samples, snapshots)
-            results[name].append(CONTENDERS[name](contest, params, arguments.split))
-        summarize(results, arguments.seconds)
+            results.add(name, seed, run(f"{name}, seed {seed}", contest, params))
+    results.summarize()
 
 
 if __name__ == "__main__":
