@@ -217,7 +217,7 @@ def main() -> None:
     base = load_params()
     results = Results({name: getattr(arguments, name) for name in ("seconds", "num_samples", "snapshots")})
     for seed in arguments.seeds:
-        for name, run in contenders(arguments.split or [[0.15, 0.20, 0.65]]).items():
+        for name, run in contenders(arguments.split or [[0.10, 0.15, 0.75]]).items():
             if results.has(name, seed):
                 continue
             params = base.model_copy(update={"seed": seed})
