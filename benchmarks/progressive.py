@@ -11,7 +11,6 @@ kept in results.json after each: when stopped, or called with more seeds or spli
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -31,7 +30,7 @@ from shift_diffusion.data.store import PreparedData
 from shift_diffusion.evaluation.features import Extractor
 from shift_diffusion.evaluation.metrics import scores
 from shift_diffusion.evaluation.reference import Reference
-from shift_diffusion.files import write_json
+from shift_diffusion.files import read_json, write_json
 from shift_diffusion.models.conditioning import TextCondition
 from shift_diffusion.models.unet import grow
 from shift_diffusion.pictures import grid, save_png
@@ -67,20 +66,21 @@ class Peer(nn.Module):
 
 
 class Contest:
-    """What all contenders share."""
+    """What all contenders share; `snapshots` are made in each of the grown one's stages."""
 
     def __init__(self, params: Params, seconds: float, num_samples: int, snapshots: int):
         self.params, self.seconds, self.num_samples, self.snapshots = params, seconds, num_samples, snapshots
-        self.environment, self.parallel = set_up(params.runtime), Parallel(set_up(params.runtime).device.type)
+        self.environment = set_up(params.runtime)
+        self.parallel = Parallel(self.environment.device.type)
         self.data, self.reference = PreparedData.open("data/prepared"), Reference.load("data/reference")
         self.extract = Extractor(params.evaluate.features, self.parallel.device, params.evaluate.batch_size)
 
-    def phase(self, engine: Engine, params: Params, stage: int, seconds: float) -> Iterator[float]:
+    def phase(self, engine: Engine, params: Params, stage: int, seconds: float, snapshots: int) -> Iterator[float]:
         """Trains for `seconds`; yields the seconds so far at each snapshot. The consumer's time is not counted."""
         section = params.train.stages[stage - 1]
         batches = TrainingBatches(params, stage, self.data, schedule_of(params.process, section), 1, 0)
         rates = SimpleNamespace(lr=section.lr, warmup=20, final_drop=stage == 3, steps=VIRTUAL_STEPS)
-        ahead, spent, due = Ahead(batches.make), 0.0, seconds / self.snapshots
+        ahead, spent, due = Ahead(batches.make), 0.0, seconds / snapshots
         while spent < seconds:
             start, size = time.perf_counter(), batches.group_size
             lr = learning_rate(min(int(spent / seconds * VIRTUAL_STEPS), VIRTUAL_STEPS - 1), rates)
@@ -88,7 +88,7 @@ class Contest:
             engine.train_step(made, size, lr)
             spent += time.perf_counter() - start
             if spent >= min(due, seconds):
-                due += seconds / self.snapshots
+                due += seconds / snapshots
                 yield spent
         ahead.close()
 
@@ -119,10 +119,16 @@ class Contest:
         statistics, features = self.reference.statistics["train"], self.reference.features["train"]
         return scores(self.extract(pictures), features, statistics, self.params.evaluate.kid_subset_size)["fid"]
 
-    def curve(self, name: str, engine: Engine, params: Params, stage: int, seconds: float, before: float) -> list:
+    def whole(self, name: str, engine: Engine, params: Params) -> list:
+        """The curve at full resolution from start to end, with as many snapshots as all stages of the grown one."""
+        return self.curve(name, engine, params, 3, self.seconds, 0.0, 3 * self.snapshots)
+
+    def curve(
+        self, name: str, engine: Engine, params: Params, stage: int, seconds: float, before: float, snapshots: int
+    ) -> list:
         """[(seconds, FID), ...] of one phase."""
         points = []
-        for spent in self.phase(engine, params, stage, seconds):
+        for spent in self.phase(engine, params, stage, seconds, snapshots):
             pictures = self.draw(engine, params, stage)
             points.append((before + spent, self.fid(pictures)))
             print(f"{name}: {points[-1][0]:.0f} s, {engine.step} steps, FID {points[-1][1]:.0f}", flush=True)
@@ -141,7 +147,7 @@ def grown(name: str, contest: Contest, params: Params, split: list[float]) -> li
                 torch.manual_seed(rng.torch_seed(params.seed, stage, 0, "weights"))
                 network = grow(network.cpu(), params)
         engine = make_engine(params, stage, network, contest.environment, contest.parallel)
-        points += contest.curve(name, engine, params, stage, seconds, before)
+        points += contest.curve(name, engine, params, stage, seconds, before, contest.snapshots)
         network.load_state_dict(network.state_dict() | engine.ema.averages)
         before += seconds
     return points
@@ -149,7 +155,7 @@ def grown(name: str, contest: Contest, params: Params, split: list[float]) -> li
 
 def full_resolution(name: str, contest: Contest, params: Params) -> list:
     engine = make_engine(params, 3, start_network(3, params, contest.data, None), contest.environment, contest.parallel)
-    return contest.curve(name, engine, params, 3, contest.seconds, 0.0)
+    return contest.whole(name, engine, params)
 
 
 def unet2d(name: str, contest: Contest, params: Params) -> list:
@@ -163,12 +169,14 @@ def unet2d(name: str, contest: Contest, params: Params) -> list:
     torch.manual_seed(params.seed)
     objective = Objective(Peer(), DenoisingLoss(plain.loss, "velocity"), 0.0, contest.environment.autocast)
     engine = Engine(objective, plain.optim, contest.parallel)
-    return contest.curve(name, engine, plain, 3, contest.seconds, 0.0)
+    return contest.whole(name, engine, plain)
 
 
 def contenders(splits: list[list[float]]) -> dict[str, Callable[[str, Contest, Params], list]]:
-    shares = {"/".join(f"{share:.0%}"[:-1] for share in split): split for split in splits}
-    ours = {f"ours, grown {name}": partial(grown, split=split) for name, split in shares.items()}
+    ours = {
+        "ours, grown " + "/".join(f"{100 * share:g}" for share in split): partial(grown, split=split)
+        for split in splits
+    }
     return ours | {"ours, full resolution": full_resolution, "UNet2DModel": unet2d}
 
 
@@ -178,9 +186,10 @@ class Results:
     def __init__(self, settings: dict):
         self.path, self.settings, self.runs = OUT / "results.json", settings, {}
         if self.path.exists():
-            found = json.loads(self.path.read_text())
-            if found["settings"] != settings:
-                sys.exit(f"{self.path} holds runs with {found['settings']}, now {settings}: move it away first")
+            found = read_json(self.path)
+            other = [name for name, value in settings.items() if found["settings"].get(name) != value]
+            if other:
+                sys.exit(f"{self.path} holds runs with other {', '.join(other)}: move it away first")
             self.runs = found["runs"]
 
     def has(self, name: str, seed: int) -> bool:
@@ -215,16 +224,15 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     base = load_params()
-    results = Results({name: getattr(arguments, name) for name in ("seconds", "num_samples", "snapshots")})
+    settings = {name: getattr(arguments, name) for name in ("seconds", "num_samples", "snapshots")}
+    results = Results(settings | {"params": base.model_dump(mode="json", by_alias=True)})
+    contest = Contest(base, arguments.seconds, arguments.num_samples, arguments.snapshots)
     for seed in arguments.seeds:
         for name, run in contenders(arguments.split or [[0.10, 0.15, 0.75]]).items():
-            if results.has(name, seed):
-                continue
-            params = base.model_copy(update={"seed": seed})
-            snapshots = arguments.snapshots * (1 if "grown" in name else 3)
-            contest = Contest(params, arguments.seconds, arguments.num_samples, snapshots)
-            results.add(name, seed, run(f"{name}, seed {seed}", contest, params))
-    results.summarize()
+            if not results.has(name, seed):
+                params = base.model_copy(update={"seed": seed})
+                results.add(name, seed, run(f"{name}, seed {seed}", contest, params))
+        results.summarize()
 
 
 if __name__ == "__main__":
