@@ -130,6 +130,8 @@ class Library:
     def __del__(self):
         os.kill(os.getpid(), int(sys.argv[1]))  # raised in here, the exception is dropped
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest itself is a shell's background job
+
 def main():
     with track_stage("make", {}):
         Library()
